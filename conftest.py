@@ -1,0 +1,37 @@
+"""What every test run shares: a compilation cache, and the code blocks of the pages as tests."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent / ".cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+os.environ["MPLBACKEND"] = "Agg"
+
+
+@pytest.fixture(scope="module")
+def scratch_directory(tmp_path_factory):
+    """Pages run in a directory of their own, so that they leave no files behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("page"))
+        yield
+
+
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser(), SkipParser()],
+    patterns=["README.md", "docs/*.md", "docs/**/*.md"],
+    fixtures=["scratch_directory"],
+).pytest()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """The blocks of one page share a namespace, hence a worker."""
+    for item in items:
+        if item.path.suffix == ".md":
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))

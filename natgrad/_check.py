@@ -1,0 +1,76 @@
+"""Refusing bad input: at once where values are concrete, at run time where they are traced."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+Value = TypeVar("Value")
+
+
+class Requirement(NamedTuple):
+    """A condition on values, with the words that explain its failure."""
+
+    holds: Bool[Array, ""]
+    needs: str
+    remedy: str
+
+
+def is_concrete(tree: Any) -> bool:
+    """Whether every leaf has a value now, rather than being traced."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def require(
+    value: Value, requirements: Iterable[Requirement], subject: str, *, traced: bool = True
+) -> Value:
+    """`value`, if it meets the requirements.
+
+    Concrete values that fail raise a `ValueError` that shows them. Traced values raise at run time
+    through `equinox.error_if`, or pass unchecked with `traced=False` (inside products with a
+    metric and inside optimiser steps, which report through their results instead)."""
+    for holds, needs, remedy in requirements:
+        if is_concrete((holds, value)):
+            if not bool(jnp.all(holds)):
+                raise ValueError(f"{subject} needs {needs}, but got {show(value)}. {remedy}")
+        elif traced:
+            message = f"{subject} needs {needs}, but some entry was not. {remedy}"
+            value = eqx.error_if(value, jnp.logical_not(jnp.all(holds)), message)
+    return value
+
+
+def show(value: Any) -> str:
+    """A value in few characters, for error messages."""
+    with np.printoptions(precision=4, threshold=8, edgeitems=2):
+        text = str(jax.tree.map(np.asarray, value))
+    return "`" + " ".join(text.split()) + "`"
+
+
+def real_array(value: Any, subject: str, dtype: Any = None) -> Array:
+    """`value` as a real floating-point array of single or double precision.
+
+    Python numbers and lists become arrays of the default dtype; arrays of integers or complex
+    numbers are refused, since a gradient with respect to them has no meaning."""
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        try:
+            value = np.asarray(value, dtype=float)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{subject} must be an array of real numbers, but got `{type(value).__name__}`. "
+                "Pass an array, or a Python number."
+            ) from error
+        return jnp.asarray(value, dtype=dtype or jnp.result_type(float))
+    array = jnp.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"{subject} must be real floating-point, but got dtype `{array.dtype}`. "
+            "Convert it with `.astype(float)`."
+        )
+    if array.dtype.itemsize < 4:
+        array = array.astype(jnp.float32)
+    return array if dtype is None else array.astype(dtype)

@@ -1,0 +1,66 @@
+"""Counts of failures, and expectations under distributions of counts."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from natgrad._check import Requirement
+from natgrad._family.special import measure_kl
+
+# Nodes of the trapezoid rule in u = log t. The integrand is analytic in a strip of half-width pi/2, so the error
+# is about exp(-pi^2 / STEP); it decays like exp(u) to the left and doubly exponentially to the right.
+STEP = 0.25
+NODES = np.exp(np.arange(-40.0, 5.0, STEP))
+
+
+def whole_numbers(x: Array) -> list[Requirement]:
+    return [Requirement(jnp.all((x >= 0) & (x == jnp.floor(x))), "whole numbers of at least 0", "Check the data.")]
+
+
+def log_probability(eta: Array) -> Requirement:
+    return Requirement(jnp.all(eta < 0), "negative numbers (log probabilities of failure)", "Pass `log(1 - p)`.")
+
+
+def positive_mean(xi: Array) -> Requirement:
+    return Requirement(jnp.all(xi > 0), "means above 0", "Add a pseudo-count if nothing was counted.")
+
+
+def log_success(eta: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    r"""$\log(1 - e^\eta)$, by whichever formula keeps its digits."""
+    is_small = eta > -math.log(2)
+    small, large = jnp.where(is_small, eta, -1.0), jnp.where(is_small, -1.0, eta)
+    return jnp.where(is_small, jnp.log(-jnp.expm1(small)), jnp.log1p(-jnp.exp(large)))
+
+
+def mean_failures(eta: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    r"""Before one success: $e^\eta / (1 - e^\eta)$."""
+    return jnp.exp(eta) / -jnp.expm1(eta)
+
+
+def failures_kl(eta1: Float[Array, "*shape"], eta2: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The divergence of failures before one success: that of one trial, times the mean number of trials."""
+    success1, success2 = -jnp.expm1(eta1), -jnp.expm1(eta2)
+    failure = measure_kl(jnp.exp(eta1), jnp.exp(eta2), eta2 - eta1)
+    return (failure + measure_kl(success1, success2, jnp.log(success2 / success1))) / success1
+
+
+def mean_log_gamma(
+    shift: Array | float, mean: Float[Array, "..."], log_laplace: Callable[[Array], Array]
+) -> Float[Array, "..."]:
+    r"""$\mathbb{E}\log\Gamma(x + s)$ for counts $x$, from the Laplace transform $M(t) = \mathbb{E}e^{-tx}$ alone.
+
+    Malmsten's formula gives $\log\Gamma(z)$ as an integral in which $z$ appears linearly and in $e^{-zt}$, so its
+    expectation is $\int_0^\infty \big[(\bar x + s - 1)e^{-t} -
+    \frac{e^{-t} - e^{-st}M(t)}{1 - e^{-t}}\big]\frac{dt}{t}$, and $dt/t = du$ for $u = \log t$."""
+
+    def integrand(t):
+        # e^-t - e^-st M(t) without cancellation at small t.
+        gap = -jnp.exp(-t) * jnp.expm1((1 - shift) * t + log_laplace(t))
+        return (mean + (shift - 1)) * jnp.exp(-t) - gap / -jnp.expm1(-t)
+
+    nodes = jnp.asarray(NODES, mean.dtype)
+    return STEP * jnp.sum(jax.vmap(integrand)(nodes), axis=0)

@@ -1,0 +1,100 @@
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from natgrad._family import gaussian_precision as centred
+from natgrad._family.base import AbstractFamily
+from natgrad._family.symmetric import outer, positive_definite, symmetrise
+
+
+class Gaussian(AbstractFamily):
+    r"""A Gaussian of dimension `dim` in information form: $\eta = (h, \Lambda)$ with $\Lambda = \Sigma^{-1}$ and
+    $h = \Lambda\mu$; $t(x) = (x, -\frac12 x x^\top)$;
+    $\log Z = \frac12 h^\top\Lambda^{-1}h - \frac12\log|\Lambda| + \frac d2\log 2\pi$.
+
+    The moments are $(\mu, -\frac12(\Sigma + \mu\mu^\top))$; `from_mean` and `to_mean` convert to the mean and
+    covariance. The matrix is symmetric, stored whole and paired by the trace inner product."""
+
+    dim: int = eqx.field(static=True)
+
+    def __check_init__(self):
+        if self.dim < 1:
+            raise ValueError(f"`Gaussian` needs a dimension of at least 1, but got `dim={self.dim}`.")
+
+    def from_mean(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
+        r"""Natural parameters of $\mathcal{N}(\mu, \Sigma)$."""
+        mean, covariance = self._arrays((mean, covariance), "`Gaussian.from_mean`: `(mean, covariance)`")
+        return self.to_natural((mean, -(covariance + outer(mean, mean)) / 2))
+
+    def to_mean(self, eta: tuple[Array, Array]) -> tuple[Array, Array]:
+        r"""Mean and covariance of natural parameters."""
+        h, precision = self._check_natural(eta, "to_mean")
+        return mean_of(h, precision), centred.inverse(precision)
+
+    @property
+    def observation_ndim(self):
+        return 1
+
+    @property
+    def _event_shapes(self):
+        return ((self.dim,), (self.dim, self.dim))
+
+    def _log_partition(self, eta):
+        h, precision = eta
+        root = centred.cholesky(precision)
+        whitened = jax.scipy.linalg.solve_triangular(root, h[..., None], lower=True)
+        return jnp.sum(whitened**2) / 2 + centred.log_normaliser(root)
+
+    def _statistics(self, x):
+        return x, -outer(x, x) / 2
+
+    def _draw(self, eta, key):
+        h, precision = eta
+        return mean_of(h, precision) + centred.draw_centred(centred.cholesky(precision), key)
+
+    def _natural_domain(self, eta):
+        return positive_definite(eta[1], "the precision `eta[1]`")
+
+    def _moment_domain(self, xi):
+        return positive_definite(covariance_of(xi), "the covariance `-2 xi[1] - xi[0] xi[0]'`")
+
+    def _support(self, x):
+        return []
+
+    def _to_moments(self, eta):
+        h, precision = eta
+        mean = mean_of(h, precision)
+        return mean, -(centred.inverse(precision) + outer(mean, mean)) / 2
+
+    def _to_natural(self, xi):
+        precision = centred.inverse(covariance_of(xi))
+        return (precision @ xi[0][..., None])[..., 0], precision
+
+    def _event_factor(self, eta):
+        # x = mu + R e gives t - xi = (R e, -1/2 (mu e'R' + R e mu') - 1/2 R (e e' - I) R').
+        h, precision = eta
+        mean = mean_of(h, precision)
+        root = centred.covariance_root(centred.cholesky(precision))
+        linear = -symmetrise(outer(jnp.broadcast_to(mean, root.shape), root.T))
+        quadratic = centred.GaussianPrecision()._event_factor(precision)
+        still = jnp.zeros((quadratic.shape[0], self.dim), h.dtype)
+        return jnp.concatenate([root.T, still]), jnp.concatenate([linear, quadratic])
+
+    def _kl(self, eta1, eta2):
+        root1, root2 = centred.cholesky(eta1[1]), centred.cholesky(eta2[1])
+        shift = (mean_of(*eta2) - mean_of(*eta1))[..., None]
+        return centred.kl_centred(root1, root2) + jnp.sum((jnp.swapaxes(root2, -1, -2) @ shift) ** 2) / 2
+
+    def _entropy(self, eta):
+        root = centred.cholesky(eta[1])
+        return eta[0].size / 2 + centred.log_normaliser(root)
+
+
+def mean_of(h: Array, precision: Array) -> Array:
+    return jax.scipy.linalg.cho_solve((centred.cholesky(precision), True), h[..., None])[..., 0]
+
+
+def covariance_of(xi: tuple[Array, Array]) -> Array:
+    return -2 * symmetrise(xi[1]) - outer(xi[0], xi[0])

@@ -1,0 +1,103 @@
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from natgrad._check import Requirement, real_array, require
+from natgrad._family.base import AbstractFamily
+from natgrad._family.symmetric import positive_definite, symmetrise
+
+
+class GaussianMean(AbstractFamily):
+    r"""A Gaussian of known covariance $\Sigma$: $\eta = \Sigma^{-1}\mu$, $t(x) = x$,
+    $\log Z = \frac12\eta^\top\Sigma\eta$, and the base measure is the density of $\mathcal{N}(0, \Sigma)$.
+
+    The covariance is a number (one variance for every entry of arrays of any shape), a vector of variances, or a
+    matrix."""
+
+    covariance: Float[Array, "..."]
+
+    def __init__(self, covariance: object = 1.0):
+        subject = "`GaussianMean`: `covariance`"
+        covariance = real_array(covariance, subject)
+        if covariance.ndim > 2 or (covariance.ndim == 2 and covariance.shape[0] != covariance.shape[1]):
+            raise ValueError(
+                f"{subject} must be a number, a vector of variances or a square matrix, "
+                f"but got shape {covariance.shape}."
+            )
+        if covariance.ndim == 2:
+            requirements = positive_definite(covariance, "it")
+            self.covariance = symmetrise(require(covariance, requirements, subject))
+        else:
+            positive = Requirement(jnp.all(covariance > 0), "positive variances", "Pass variances, not deviations.")
+            self.covariance = require(covariance, [positive], subject)
+
+    @property
+    def observation_ndim(self):
+        return min(self.covariance.ndim, 1)
+
+    @property
+    def _event_shapes(self):
+        return (self.covariance.shape[:1],)
+
+    def _log_partition(self, eta):
+        return jnp.sum(eta * self._to_moments(eta)) / 2
+
+    def _statistics(self, x):
+        return x
+
+    def _draw(self, eta, key):
+        noise = jax.random.normal(key, eta.shape, eta.dtype)
+        return self._to_moments(eta) + multiply(self._root(eta.dtype), noise)
+
+    def _natural_domain(self, eta):
+        return []
+
+    def _moment_domain(self, xi):
+        return []
+
+    def _support(self, x):
+        return []
+
+    def _log_base_measure(self, x):
+        return self._log_normaliser(x) - jnp.sum(x * self._to_natural(x)) / 2
+
+    def _mean_log_base_measure(self, eta):
+        # E x' Sigma^-1 x = d + mu' Sigma^-1 mu, and mu' Sigma^-1 mu = eta' Sigma eta.
+        return self._log_normaliser(eta) - eta.size / 2 - self._log_partition(eta)
+
+    def _to_moments(self, eta):
+        return multiply(self.covariance.astype(eta.dtype), eta)
+
+    def _to_natural(self, xi):
+        covariance = self.covariance.astype(xi.dtype)
+        if covariance.ndim < 2:
+            return xi / jnp.broadcast_to(covariance, xi.shape)
+        solved = jax.scipy.linalg.cho_solve((self._root(xi.dtype), True), xi.reshape(-1, xi.shape[-1]).T)
+        return solved.T.reshape(xi.shape)
+
+    def _event_factor(self, eta):
+        root = self._root(eta.dtype)
+        return root.T if root.ndim == 2 else jnp.diag(jnp.atleast_1d(root)).reshape(-1, *eta.shape)
+
+    def _kl(self, eta1, eta2):
+        return self._log_partition(eta1 - eta2)
+
+    def _entropy(self, eta):
+        return eta.size / 2 - self._log_normaliser(eta)
+
+    def _root(self, dtype):
+        covariance = self.covariance.astype(dtype)
+        return jnp.linalg.cholesky(covariance) if covariance.ndim == 2 else jnp.sqrt(covariance)
+
+    def _log_normaliser(self, x):
+        """Log density of the base measure at zero, summed over the events of an array like `x`."""
+        root = self._root(x.dtype)
+        log_scales = jnp.log(jnp.diagonal(root) if root.ndim == 2 else root)
+        return -jnp.sum(jnp.broadcast_to(log_scales, x.shape)) - x.size / 2 * math.log(2 * math.pi)
+
+
+def multiply(matrix: Array, v: Array) -> Array:
+    """`matrix` times each event of `v`, where a number or a vector stands for a diagonal matrix."""
+    return v @ matrix.T if matrix.ndim == 2 else jnp.broadcast_to(matrix, v.shape) * v

@@ -1,0 +1,81 @@
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from natgrad._check import Requirement, real_array, require
+from natgrad._family.base import AbstractFamily
+from natgrad._family.counts import (
+    failures_kl,
+    log_probability,
+    log_success,
+    mean_failures,
+    mean_log_gamma,
+    positive_mean,
+    whole_numbers,
+)
+from natgrad._family.special import log_gamma
+
+
+class NegativeBinomial(AbstractFamily):
+    r"""Failures before the $r$-th success, $r$ known (any positive number): $\eta = \log(1 - p)$ for success
+    probability $p$, $t(x) = x$, $\log Z = -r\log(1 - e^\eta)$, base measure $\binom{x + r - 1}{x}$."""
+
+    count: Float[Array, ""]
+
+    def __init__(self, count: object):
+        count = real_array(count, "`NegativeBinomial`: `count`")
+        if count.ndim:
+            raise ValueError(f"`NegativeBinomial`: `count` must be one number, but got shape {count.shape}.")
+        positive = Requirement(count > 0, "a count above 0", "It is the number of successes to wait for.")
+        self.count = require(count, [positive], "`NegativeBinomial`: `count`")
+
+    @property
+    def _event_shapes(self):
+        return ((),)
+
+    def _log_partition(self, eta):
+        return -self._count(eta) * jnp.sum(log_success(eta))
+
+    def _statistics(self, x):
+        return x
+
+    def _draw(self, eta, key):
+        # A Poisson count whose rate is gamma distributed.
+        rate_key, count_key = jax.random.split(key)
+        rate = jax.random.gamma(rate_key, self._count(eta), eta.shape, eta.dtype) * mean_failures(eta)
+        return jax.random.poisson(count_key, rate).astype(eta.dtype)
+
+    def _natural_domain(self, eta):
+        return [log_probability(eta)]
+
+    def _moment_domain(self, xi):
+        return [positive_mean(xi)]
+
+    def _support(self, x):
+        return whole_numbers(x)
+
+    def _log_base_measure(self, x):
+        count = self._count(x)
+        return jnp.sum(log_gamma(x + count) - log_gamma(x + 1) - log_gamma(count))
+
+    def _mean_log_base_measure(self, eta):
+        count, mean = self._count(eta), self._to_moments(eta)
+        log_laplace = lambda t: count * (log_success(eta) - log_success(eta - t))
+        both = mean_log_gamma(count, mean, log_laplace) - mean_log_gamma(1.0, mean, log_laplace)
+        return jnp.sum(both - log_gamma(count))
+
+    def _to_moments(self, eta):
+        return self._count(eta) * mean_failures(eta)
+
+    def _to_natural(self, xi):
+        return -jnp.log1p(self._count(xi) / xi)
+
+    def _event_factor(self, eta):
+        # The variance is r e^eta / (1 - e^eta)^2.
+        return (jnp.sqrt(self._count(eta)) * jnp.exp(eta / 2) / -jnp.expm1(eta))[None]
+
+    def _kl(self, eta1, eta2):
+        return self._count(eta1) * jnp.sum(failures_kl(eta1, eta2))
+
+    def _count(self, like):
+        return self.count.astype(like.dtype)

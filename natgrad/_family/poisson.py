@@ -1,0 +1,76 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from natgrad._check import Requirement
+from natgrad._family.base import AbstractFamily
+from natgrad._family.counts import mean_log_gamma, whole_numbers
+from natgrad._family.special import log_gamma, measure_kl
+
+# Above this rate the entropy is a series in 1/rate, exact to rounding; below, an integral.
+LARGE_RATE = 100.0
+
+
+class Poisson(AbstractFamily):
+    r"""A count with rate $\lambda$: $\eta = \log\lambda$, $t(x) = x$, $\log Z = e^\eta$, base measure $1/x!$."""
+
+    @property
+    def _event_shapes(self):
+        return ((),)
+
+    def _log_partition(self, eta):
+        return jnp.sum(jnp.exp(eta))
+
+    def _statistics(self, x):
+        return x
+
+    def _draw(self, eta, key):
+        return jax.random.poisson(key, jnp.exp(eta)).astype(eta.dtype)
+
+    def _natural_domain(self, eta):
+        limit = math.log(float(np.finfo(eta.dtype).max))
+        return [
+            Requirement(
+                jnp.all(eta < limit),
+                f"log rates below {limit:.1f}, where the rate overflows {eta.dtype}",
+                "Divide the counts by a unit, or use float64.",
+            )
+        ]
+
+    def _moment_domain(self, xi):
+        return [Requirement(jnp.all(xi > 0), "rates above 0", "Add a pseudo-count if nothing was counted.")]
+
+    def _support(self, x):
+        return whole_numbers(x)
+
+    def _log_base_measure(self, x):
+        return -jnp.sum(log_gamma(x + 1))
+
+    def _to_moments(self, eta):
+        return jnp.exp(eta)
+
+    def _to_natural(self, xi):
+        return jnp.log(xi)
+
+    def _event_factor(self, eta):
+        return jnp.exp(eta / 2)[None]
+
+    def _kl(self, eta1, eta2):
+        return jnp.sum(measure_kl(jnp.exp(eta1), jnp.exp(eta2), eta2 - eta1))
+
+    def _mean_log_base_measure(self, eta):
+        return self._log_partition(eta) - jnp.sum(eta * jnp.exp(eta)) - self._entropy(eta)
+
+    def _entropy(self, eta):
+        rate = jnp.exp(eta)
+        is_large = rate > LARGE_RATE
+        large = jnp.where(is_large, rate, LARGE_RATE)
+        series = 0.5 * jnp.log(2 * math.pi * math.e * large) - (
+            1 / 12 + (1 / 24 + (19 / 360 + (9 / 80) / large) / large) / large
+        ) / large
+        small = jnp.where(is_large, LARGE_RATE, rate)
+        log_laplace = lambda t: small * jnp.expm1(-t)
+        integral = small * (1 - jnp.log(small)) + mean_log_gamma(1.0, small, log_laplace)
+        return jnp.sum(jnp.where(is_large, series, integral))

@@ -1,0 +1,41 @@
+from collections.abc import Callable
+
+import jax
+
+from natgrad import _tree
+from natgrad._geometry.autodiff import check_semidefinite, hessian_factor, hessian_mv
+from natgrad._geometry.base import AbstractGeometry, gaussian_sample
+from natgrad._types import Output, Scalar
+
+
+class Bregman(AbstractGeometry):
+    r"""The Bregman divergence $\phi(z) - \phi(z_0) - \langle\nabla\phi(z_0), z - z_0\rangle$ of a convex function, with
+    $G_z = \nabla^2\phi(z)$.
+
+    Non-negative; zero only where the outputs agree if $\phi$ is strictly convex, and otherwise also along the
+    directions in which it is flat (adding a constant to all logits, for `logsumexp`). Where $\phi$ turns out not
+    to be convex at a concrete output, an error says so."""
+
+    phi: Callable[[Output], Scalar]
+
+    def _dissimilarity(self, z, z0):
+        value, gradient = jax.value_and_grad(self.phi)(z0)
+        return self.phi(z) - value - _tree.vdot(gradient, _tree.subtract(z, z0))
+
+    def _metric_mv(self, z, v):
+        return hessian_mv(self.phi, z, v)
+
+    def _factor(self, z):
+        return hessian_factor(self.phi, z)
+
+    def _sample(self, z, key):
+        return gaussian_sample(self._factor(z), key)
+
+    def _check(self, z, method):
+        check_semidefinite(
+            self.phi,
+            z,
+            f"`Bregman.{method}`",
+            "`phi` to be convex at `z` (its Hessian positive semidefinite)",
+            "Check its sign, and that `z` lies where it is convex.",
+        )

@@ -1,0 +1,55 @@
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from natgrad._check import Requirement, is_concrete, require
+from natgrad._geometry.autodiff import check_semidefinite, hessian_factor, hessian_mv
+from natgrad._geometry.base import AbstractGeometry, gaussian_sample
+from natgrad._types import Output, Scalar
+
+
+class Dissimilarity(AbstractGeometry):
+    r"""Any smooth function $\rho(z, z_0)$ that is least, with zero gradient, where its arguments agree;
+    $G_z$ is its Hessian in the first argument there, by automatic differentiation.
+
+    At a concrete output the gradient at coincidence and the sign of the Hessian are checked. Write squares, not norms: a
+    norm has no derivative at zero."""
+
+    rho: Callable[[Output, Output], Scalar]
+
+    def _dissimilarity(self, z, z0):
+        return self.rho(z, z0)
+
+    def _metric_mv(self, z, v):
+        return hessian_mv(self._from(z), z, v)
+
+    def _factor(self, z):
+        return hessian_factor(self._from(z), z)
+
+    def _sample(self, z, key):
+        return gaussian_sample(self._factor(z), key)
+
+    def _check(self, z, method):
+        subject = f"`Dissimilarity.{method}`"
+        if not is_concrete(z):
+            return
+        gradient = jax.grad(self._from(z))(z)
+        size = lambda tree: jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(tree)]))
+        slack = jnp.sqrt(jnp.finfo(jax.tree.leaves(z)[0].dtype).eps) * (1 + size(z))
+        flat = Requirement(
+            size(gradient) <= slack,
+            "`rho(z, z0)` to have zero gradient where `z = z0`",
+            "Use a function that is least there, such as a squared distance rather than a distance.",
+        )
+        require(gradient, [flat], subject)
+        check_semidefinite(
+            self._from(z),
+            z,
+            subject,
+            "`rho(z, z0)` to have a minimum where `z = z0` (its Hessian positive semidefinite)",
+            "Check its sign.",
+        )
+
+    def _from(self, z0: Output) -> Callable[[Output], Scalar]:
+        return lambda z: self.rho(z, z0)

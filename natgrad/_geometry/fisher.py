@@ -1,0 +1,56 @@
+from collections.abc import Callable
+
+import jax
+
+from natgrad._check import require
+from natgrad._family.base import AbstractFamily, all_finite
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._types import Natural, Output
+
+
+class Fisher(AbstractGeometry):
+    r"""The Kullback-Leibler divergence of an exponential family, with its Fisher information for a metric.
+
+    Outputs are the natural parameters of the family, and then
+    `dissimilarity(z, z0)` $= \mathrm{KL}(p_{z_0}, p_z)$, the Bregman divergence of $\log Z$, with
+    $G_z = \nabla^2\log Z(z)$.
+
+    If the model puts out something else, such as a scale or a rate, `chart` maps one output $z$ to natural
+    parameters $\eta(z)$, and $G_z = (\partial\eta/\partial z)^\top F\,(\partial\eta/\partial z)$. The Fisher metric
+    is then no longer the Hessian of the loss: it drops the curvature of the chart.
+
+    `sample` draws an observation from the model and returns its score."""
+
+    family: AbstractFamily
+    chart: Callable[[Output], Natural] | None = None
+
+    def _dissimilarity(self, z, z0):
+        return self.family._kl(self._natural(z0), self._natural(z))
+
+    def _metric_mv(self, z, v):
+        if self.chart is None:
+            return self.family._fisher_mv(z, v)
+        eta, push = jax.linearize(self.chart, z)
+        return jax.linear_transpose(push, z)(self.family._fisher_mv(eta, push(v)))[0]
+
+    def _factor(self, z):
+        columns = self.family._fisher_factor(self._natural(z))
+        return columns if self.chart is None else jax.vmap(self._pull(z))(columns)
+
+    def _sample(self, z, key):
+        score = self.family._draw_score(self._natural(z), key)
+        return score if self.chart is None else self._pull(z)(score)
+
+    def _check(self, z, method):
+        name = "z" if self.chart is None else "chart(z)"
+        subject = f"`Fisher.{method}` of `{type(self.family).__name__}`: natural parameters `{name}`"
+        eta = self.family._arrays(self._natural(z), subject)
+        require(eta, [all_finite(eta), *self.family._natural_domain(eta)], subject, traced=False)
+
+    def _natural(self, z: Output) -> Natural:
+        return z if self.chart is None else self.chart(z)
+
+    def _pull(self, z: Output) -> Callable[[Natural], Output]:
+        assert self.chart is not None
+        _, pull = jax.vjp(self.chart, z)
+        return lambda cotangent: pull(cotangent)[0]

@@ -1,0 +1,67 @@
+"""Pytree algebra with no mathematics of ours."""
+
+import functools
+import operator
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from natgrad._types import Scalar
+
+
+def vdot(x: PyTree, y: PyTree) -> Scalar:
+    r"""The pairing $\langle x, y\rangle$: products of matching entries, summed over every leaf.
+
+    Leaves in half precision are summed in single precision."""
+    parts = [
+        jnp.sum(at_least_float32(a) * at_least_float32(b))
+        for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+    ]
+    return functools.reduce(operator.add, promote(*parts))
+
+
+def subtract(x: PyTree, y: PyTree) -> PyTree:
+    return jax.tree.map(operator.sub, x, y)
+
+
+def scale(factor: Scalar | float, x: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, x)
+
+
+def cast_like(x: PyTree, like: PyTree) -> PyTree:
+    """`x` with the dtype of the matching leaf of `like`."""
+    return jax.tree.map(lambda leaf, model: leaf.astype(model.dtype), x, like)
+
+
+def at_least_float32(x: PyTree) -> PyTree:
+    """Half-precision leaves in single precision, all others as they are."""
+    return jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf, x
+    )
+
+
+def unravel_like(like: PyTree) -> Callable[[Array], PyTree]:
+    """The map from flat vectors back to trees like `like`."""
+    return ravel_pytree(like)[1]
+
+
+def promote(*trees: PyTree) -> tuple[PyTree, ...]:
+    """The trees with every leaf in the widest dtype among them."""
+    widest = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(trees)))
+    return jax.tree.map(lambda leaf: leaf.astype(widest), trees)
+
+
+def block_columns(blocks: list[PyTree]) -> list[PyTree]:
+    """Blocks of columns (along the leading axis of every leaf) side by side: each block keeps its own columns and is
+    padded with zeros where those of the others stand."""
+    counts = [jax.tree.leaves(block)[0].shape[0] for block in blocks]
+
+    def pad(block: PyTree, position: int) -> PyTree:
+        before, after = sum(counts[:position]), sum(counts[position + 1 :])
+        return jax.tree.map(lambda x: jnp.pad(x, [(before, after)] + [(0, 0)] * (x.ndim - 1)), block)
+
+    return [pad(block, position) for position, block in enumerate(blocks)]
