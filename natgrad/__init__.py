@@ -25,4 +25,51 @@ from natgrad._geometry.euclidean import Euclidean as Euclidean
 from natgrad._geometry.fisher import Fisher as Fisher
 from natgrad._geometry.product import ProductGeometry as ProductGeometry
 
+# Tangent vectors and covectors
+from natgrad._vector import Covector as Covector
+from natgrad._vector import Vector as Vector
+
+# Metrics on the parameters
+from natgrad._metric.distance import function_distance as function_distance
+from natgrad._metric.estimate import Estimate as Estimate
+from natgrad._metric.estimate import diagonal_estimate as diagonal_estimate
+from natgrad._metric.estimate import trace_estimate as trace_estimate
+from natgrad._metric.hessian import hessian as hessian
+from natgrad._metric.identity import identity as identity
+from natgrad._metric.loader import accumulate as accumulate
+from natgrad._metric.moments import empirical_fisher as empirical_fisher
+from natgrad._metric.moments import gradient_covariance as gradient_covariance
+from natgrad._metric.pullback import gauss_newton as gauss_newton
+from natgrad._metric.pullback import pullback as pullback
+
+# Solving
+from natgrad._solve.auto import Auto as Auto
+from natgrad._solve.cg import CG as CG
+from natgrad._solve.cholesky import Cholesky as Cholesky
+from natgrad._solve.pseudo_inverse import PseudoInverse as PseudoInverse
+from natgrad._solve.result import RESULTS as RESULTS
+from natgrad._solve.result import Solution as Solution
+from natgrad._solve.sample_space import SampleSpace as SampleSpace
+from natgrad._solve.solve import natural_gradient as natural_gradient
+from natgrad._solve.solve import solve as solve
+
+# Geometry you can check
+from natgrad._manifold.chart import reparametrise as reparametrise
+from natgrad._manifold.constraint import BackProjection as BackProjection
+from natgrad._manifold.constraint import Backtracking as Backtracking
+from natgrad._manifold.constraint import Clipping as Clipping
+from natgrad._manifold.constraint import Penalty as Penalty
+from natgrad._manifold.constraint import PositiveDefinite as PositiveDefinite
+from natgrad._manifold.constraint import Simplex as Simplex
+from natgrad._manifold.constraint import constrained_step as constrained_step
+from natgrad._manifold.invariance import Task as Task
+from natgrad._manifold.invariance import check_invariance as check_invariance
+from natgrad._manifold.invariance import check_projection as check_projection
+from natgrad._manifold.musical import flat as flat
+from natgrad._manifold.musical import pullback_covector as pullback_covector
+from natgrad._manifold.musical import pushforward as pushforward
+from natgrad._manifold.musical import sharp as sharp
+from natgrad._manifold.rank import null_space as null_space
+from natgrad._manifold.rank import rank as rank
+
 __version__ = version("natgrad")

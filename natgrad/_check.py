@@ -65,12 +65,23 @@ def real_array(value: Any, subject: str, dtype: Any = None) -> Array:
                 "Pass an array, or a Python number."
             ) from error
         return jnp.asarray(value, dtype=dtype or jnp.result_type(float))
-    array = jnp.asarray(value)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
+    if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
-            f"{subject} must be real floating-point, but got dtype `{array.dtype}`. "
+            f"{subject} must be real floating-point, but got dtype `{value.dtype}`. "
             "Convert it with `.astype(float)`."
         )
+    array = jnp.asarray(value)
     if array.dtype.itemsize < 4:
         array = array.astype(jnp.float32)
     return array if dtype is None else array.astype(dtype)
+
+
+def integer_array(value: Any, subject: str) -> Array:
+    """`value` as an array of integer labels."""
+    dtype = np.asarray(value).dtype if isinstance(value, int | list | tuple) else getattr(value, "dtype", None)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise TypeError(
+            f"{subject} must be integer labels, but got `{dtype or type(value).__name__}`. "
+            "Convert one-hot rows with `jnp.argmax(x, axis=-1)`."
+        )
+    return jnp.asarray(value)

@@ -1,9 +1,11 @@
 """Pytree algebra with no mathematics of ours."""
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,3 +67,25 @@ def block_columns(blocks: list[PyTree]) -> list[PyTree]:
         return jax.tree.map(lambda x: jnp.pad(x, [(before, after)] + [(0, 0)] * (x.ndim - 1)), block)
 
     return [pad(block, position) for position, block in enumerate(blocks)]
+
+
+def structure(tree: PyTree) -> PyTree:
+    """The shapes and dtypes of a tree."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), tree)
+
+
+def size(tree: PyTree) -> int:
+    """How many numbers a tree (or its structure) holds."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def flatten(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
+    """A tree as one vector in the widest dtype among its leaves (single precision at least), and the way back to
+    the original shapes and dtypes."""
+    flat, unravel = ravel_pytree(promote(at_least_float32(tree))[0])
+    return flat, lambda vector: cast_like(unravel(vector.astype(flat.dtype)), tree)
+
+
+def as_callable(function: Callable) -> Callable:
+    """A function as a pytree: modules as they are, anything else without leaves."""
+    return function if isinstance(function, eqx.Module | jax.tree_util.Partial) else jax.tree_util.Partial(function)

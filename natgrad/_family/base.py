@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from natgrad import _linalg, _tree
-from natgrad._check import Requirement, real_array, require
+from natgrad._check import Requirement, integer_array, real_array, require
 from natgrad._family.conjugate import natural_by_newton
 from natgrad._types import Key, Matrix, Moments, Natural, Observation, Scalar
 
@@ -185,15 +185,15 @@ class AbstractFamily(eqx.Module):
         r"""Natural parameters that make the observations `xs` (along the leading axis) most likely: those
         whose moments are the average statistics, $\xi = \frac1N\sum_i t(x_i)$."""
         name = f"`{type(self).__name__}.maximum_likelihood`"
-        xs = self._check_observation(xs, "maximum_likelihood")
+        xs = self._check_observation(xs, "maximum_likelihood", name="observations `xs`")
         counts = {leaf.shape[:1] for leaf in jax.tree.leaves(xs)}
         if counts & {(), (0,)} or len(counts) != 1:
             raise ValueError(
                 f"{name} needs at least one observation along the leading axis of `xs`, but got shapes "
                 f"{[leaf.shape for leaf in jax.tree.leaves(xs)]}. Stack the observations first."
             )
-        xi = jax.tree.map(lambda t: jnp.mean(t, axis=0), jax.vmap(self._statistics)(xs))
-        return self._to_natural(self._check_moments(xi, "maximum_likelihood", "the average statistics"))
+        xi = jax.tree.map(lambda t: jnp.mean(t, axis=0), self._statistics(xs))
+        return self._to_natural(self._check_moments(xi, "maximum_likelihood", "the average statistics of `xs`"))
 
     def natural_gradient(self, cost: Callable[[Natural], Scalar], eta: Natural) -> Natural:
         r"""The natural gradient $F^{-1}\nabla J(\eta)$ of a cost of the natural parameters, obtained as
@@ -217,22 +217,31 @@ class AbstractFamily(eqx.Module):
         eta = self._arrays(eta, subject)
         return require(eta, [all_finite(eta), *self._natural_domain(eta)], subject)
 
-    def _check_moments(self, xi: Moments, method: str, name: str = "`xi`") -> Moments:
+    def _check_moments(self, xi: Moments, method: str, name: str = "moments `xi`") -> Moments:
         """`xi` as arrays of this family's shapes, inside its domain; or an error that says why not."""
-        subject = f"`{type(self).__name__}.{method}`: moments {name}"
+        subject = f"`{type(self).__name__}.{method}`: {name}"
         xi = self._arrays(xi, subject)
         return require(xi, [all_finite(xi), *self._moment_domain(xi)], subject)
 
-    def _check_observation(self, x: Observation, method: str, eta: Natural | None = None) -> Observation:
+    def _check_observation(
+        self, x: Observation, method: str, eta: Natural | None = None, name: str = "observation `x`"
+    ) -> Observation:
         """`x` as an array this family can have produced, of the shape that belongs to `eta`."""
-        subject = f"`{type(self).__name__}.{method}`: observation `x`"
+        subject = f"`{type(self).__name__}.{method}`: {name}"
         x = self._observed(x, subject, None if eta is None else jax.tree.leaves(eta)[0].dtype)
-        if eta is not None and (expected := self._observation_shape(eta)) != jnp.shape(x):
+        family = self if eta is None else self._sized(eta)
+        shape = jax.tree.map(jnp.shape, x)
+        if eta is not None and (expected := self._observation_shape(eta)) != shape:
             raise ValueError(
-                f"{subject} must have shape {expected} to match the parameters, but got {jnp.shape(x)}. "
+                f"{subject} must have shape {expected} to match the parameters, but got {shape}. "
                 "A family takes one observation at a time: map over a batch with `jax.vmap`."
             )
-        return require(x, self._support(x), subject)
+        return require(x, [all_finite(x), *family._support(x)], subject)
+
+    def _sized(self, eta: Natural) -> "AbstractFamily":
+        """This family, with what its parameters reveal about the support."""
+        del eta
+        return self
 
     def _arrays(self, value: PyTree, subject: str) -> PyTree:
         shapes = self._event_shapes
@@ -244,9 +253,7 @@ class AbstractFamily(eqx.Module):
         arrays = _tree.promote(*(real_array(part, subject) for part in parts))
         leads = set()
         for array, shape in zip(arrays, shapes, strict=True):
-            lead, event = split_shape(array.shape, len(shape))
-            if event is None or any(want not in (None, size) for want, size in zip(shape, event, strict=True)):
-                raise ValueError(f"{subject} must have trailing shape {show_shape(shape)}, but got {array.shape}.")
+            lead, event = check_event(array, shape, subject)
             if len(event) == 2 and event[0] != event[1]:
                 raise ValueError(
                     f"{subject} must be square matrices, but got shape {array.shape}. "
@@ -258,17 +265,13 @@ class AbstractFamily(eqx.Module):
         return tuple(arrays) if len(shapes) > 1 else arrays[0]
 
     def _observed(self, x: Observation, subject: str, dtype: jnp.dtype | None) -> Observation:
-        x = jnp.asarray(x)
         if self.observation_type is int:
-            if not jnp.issubdtype(x.dtype, jnp.integer):
-                raise TypeError(
-                    f"{subject} must be integer labels, but got dtype `{x.dtype}`. "
-                    "Convert one-hot rows with `jnp.argmax(x, axis=-1)`."
-                )
-            return x
-        if jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool:
+            return integer_array(x, subject)
+        if jnp.issubdtype(getattr(x, "dtype", None), jnp.integer) or getattr(x, "dtype", None) == bool:
             x = x.astype(dtype or jnp.result_type(float))
-        return real_array(x, subject, dtype)
+        x = real_array(x, subject, dtype)
+        check_event(x, self._event_shapes[0][: self.observation_ndim], subject)
+        return x
 
     def _observation_shape(self, eta: Natural) -> tuple[int, ...]:
         first = jax.tree.leaves(eta)[0]
@@ -306,12 +309,16 @@ def same_shapes(x: PyTree, y: PyTree, subject: str) -> None:
         raise ValueError(f"{subject} needs two parameters of the same shape, but got {shapes[0]} and {shapes[1]}.")
 
 
-def split_shape(shape: tuple[int, ...], event_ndim: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Leading shape and event shape of an array; `None` for the latter where it has too few axes."""
-    if len(shape) < event_ndim:
-        return (), None
-    return shape[: len(shape) - event_ndim], shape[len(shape) - event_ndim :]
-
-
-def show_shape(shape: tuple[int | None, ...]) -> str:
-    return "(..., " + ", ".join("any" if size is None else str(size) for size in shape) + ")"
+def check_event(
+    array: Array, wanted: tuple[int | None, ...], subject: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Leading shape and event shape of an array, the latter as wanted; or an error that says why not."""
+    split = max(array.ndim - len(wanted), 0)
+    lead, event = array.shape[:split], array.shape[split:]
+    fits = len(event) == len(wanted) and all(
+        size > 0 and want in (None, size) for want, size in zip(wanted, event, strict=True)
+    )
+    if not fits:
+        sizes = ", ".join("any above 0" if want is None else str(want) for want in wanted)
+        raise ValueError(f"{subject} must have trailing shape (..., {sizes}), but got {array.shape}.")
+    return lead, event

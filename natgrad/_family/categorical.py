@@ -52,6 +52,9 @@ class Categorical(AbstractFamily):
     def _support(self, x):
         return label_range(x, self.num_classes)
 
+    def _sized(self, eta):
+        return Categorical(eta.shape[-1])
+
     def _to_moments(self, eta):
         return softmax(eta, axis=-1)
 
@@ -122,6 +125,9 @@ class MinimalCategorical(AbstractFamily):
 
     def _support(self, x):
         return label_range(x, self.num_classes)
+
+    def _sized(self, eta):
+        return MinimalCategorical(eta.shape[-1] + 1)
 
     def _to_moments(self, eta):
         return softmax(with_last_class(eta), axis=-1)[..., :-1]

@@ -10,11 +10,16 @@ from jaxtyping import Array, Float
 
 from natgrad._check import Requirement
 from natgrad._family.special import measure_kl
+from natgrad._types import Key
 
 # Nodes of the trapezoid rule in u = log t. The integrand is analytic in a strip of half-width pi/2, so the error
 # is about exp(-pi^2 / STEP); it decays like exp(u) to the left and doubly exponentially to the right.
 STEP = 0.25
 NODES = np.exp(np.arange(-40.0, 5.0, STEP))
+
+
+# Above this rate a Poisson count is a Gaussian for all purposes: the skewness is 1e-4.
+MANY = 1e8
 
 
 def whole_numbers(x: Array) -> list[Requirement]:
@@ -46,6 +51,14 @@ def failures_kl(eta1: Float[Array, "*shape"], eta2: Float[Array, "*shape"]) -> F
     success1, success2 = -jnp.expm1(eta1), -jnp.expm1(eta2)
     failure = measure_kl(jnp.exp(eta1), jnp.exp(eta2), eta2 - eta1)
     return (failure + measure_kl(success1, success2, jnp.log(success2 / success1))) / success1
+
+
+def draw_poisson(rate: Float[Array, "*shape"], key: Key) -> Float[Array, "*shape"]:
+    """Counts of the given rates: from `MANY` on, where integers overflow, rounded Gaussians of the same moments."""
+    is_many = rate > MANY
+    few = jax.random.poisson(key, jnp.where(is_many, MANY, rate)).astype(rate.dtype)
+    many = jnp.round(rate + jnp.sqrt(rate) * jax.random.normal(key, rate.shape, rate.dtype))
+    return jnp.where(is_many, many, few)
 
 
 def mean_log_gamma(

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from natgrad._check import require
 from natgrad._family import gaussian_precision as centred
-from natgrad._family.base import AbstractFamily
+from natgrad._family.base import AbstractFamily, all_finite
 from natgrad._family.symmetric import outer, positive_definite, symmetrise
+from natgrad._types import Natural
 
 
 class Gaussian(AbstractFamily):
@@ -23,12 +25,14 @@ class Gaussian(AbstractFamily):
         if self.dim < 1:
             raise ValueError(f"`Gaussian` needs a dimension of at least 1, but got `dim={self.dim}`.")
 
-    def from_mean(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
+    def from_mean(self, mean: object, covariance: object) -> tuple[Array, Array]:
         r"""Natural parameters of $\mathcal{N}(\mu, \Sigma)$."""
-        mean, covariance = self._arrays((mean, covariance), "`Gaussian.from_mean`: `(mean, covariance)`")
-        return self.to_natural((mean, -(covariance + outer(mean, mean)) / 2))
+        subject = "`Gaussian.from_mean`: `(mean, covariance)`"
+        given = self._arrays((mean, covariance), subject)
+        requirements = [all_finite(given), *positive_definite(given[1], "the covariance")]
+        return natural_of(*require(given, requirements, subject))
 
-    def to_mean(self, eta: tuple[Array, Array]) -> tuple[Array, Array]:
+    def to_mean(self, eta: Natural) -> tuple[Array, Array]:
         r"""Mean and covariance of natural parameters."""
         h, precision = self._check_natural(eta, "to_mean")
         return mean_of(h, precision), centred.inverse(precision)
@@ -69,8 +73,7 @@ class Gaussian(AbstractFamily):
         return mean, -(centred.inverse(precision) + outer(mean, mean)) / 2
 
     def _to_natural(self, xi):
-        precision = centred.inverse(covariance_of(xi))
-        return (precision @ xi[0][..., None])[..., 0], precision
+        return natural_of(xi[0], covariance_of(xi))
 
     def _event_factor(self, eta):
         # x = mu + R e gives t - xi = (R e, -1/2 (mu e'R' + R e mu') - 1/2 R (e e' - I) R').
@@ -94,6 +97,11 @@ class Gaussian(AbstractFamily):
 
 def mean_of(h: Array, precision: Array) -> Array:
     return jax.scipy.linalg.cho_solve((centred.cholesky(precision), True), h[..., None])[..., 0]
+
+
+def natural_of(mean: Array, covariance: Array) -> tuple[Array, Array]:
+    precision = centred.inverse(covariance)
+    return (precision @ mean[..., None])[..., 0], precision
 
 
 def covariance_of(xi: tuple[Array, Array]) -> Array:

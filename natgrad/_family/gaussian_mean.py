@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad._check import Requirement, real_array, require
-from natgrad._family.base import AbstractFamily
+from natgrad._family.base import AbstractFamily, all_finite
 from natgrad._family.symmetric import positive_definite, symmetrise
 
 
@@ -27,11 +27,11 @@ class GaussianMean(AbstractFamily):
                 f"but got shape {covariance.shape}."
             )
         if covariance.ndim == 2:
-            requirements = positive_definite(covariance, "it")
+            requirements = [all_finite(covariance), *positive_definite(covariance, "it")]
             self.covariance = symmetrise(require(covariance, requirements, subject))
         else:
             positive = Requirement(jnp.all(covariance > 0), "positive variances", "Pass variances, not deviations.")
-            self.covariance = require(covariance, [positive], subject)
+            self.covariance = require(covariance, [all_finite(covariance), positive], subject)
 
     @property
     def observation_ndim(self):

@@ -17,6 +17,10 @@ class GaussianPrecision(AbstractFamily):
 
     dim: int | None = eqx.field(default=None, static=True)
 
+    def __check_init__(self):
+        if self.dim is not None and self.dim < 1:
+            raise ValueError(f"`GaussianPrecision` needs a dimension of at least 1, but got `dim={self.dim}`.")
+
     @property
     def observation_ndim(self):
         return 1

@@ -3,8 +3,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad._check import Requirement, real_array, require
-from natgrad._family.base import AbstractFamily
+from natgrad._family.base import AbstractFamily, all_finite
 from natgrad._family.counts import (
+    draw_poisson,
     failures_kl,
     log_probability,
     log_success,
@@ -27,7 +28,7 @@ class NegativeBinomial(AbstractFamily):
         if count.ndim:
             raise ValueError(f"`NegativeBinomial`: `count` must be one number, but got shape {count.shape}.")
         positive = Requirement(count > 0, "a count above 0", "It is the number of successes to wait for.")
-        self.count = require(count, [positive], "`NegativeBinomial`: `count`")
+        self.count = require(count, [all_finite(count), positive], "`NegativeBinomial`: `count`")
 
     @property
     def _event_shapes(self):
@@ -43,7 +44,7 @@ class NegativeBinomial(AbstractFamily):
         # A Poisson count whose rate is gamma distributed.
         rate_key, count_key = jax.random.split(key)
         rate = jax.random.gamma(rate_key, self._count(eta), eta.shape, eta.dtype) * mean_failures(eta)
-        return jax.random.poisson(count_key, rate).astype(eta.dtype)
+        return draw_poisson(rate, count_key)
 
     def _natural_domain(self, eta):
         return [log_probability(eta)]

@@ -6,7 +6,7 @@ import numpy as np
 
 from natgrad._check import Requirement
 from natgrad._family.base import AbstractFamily
-from natgrad._family.counts import mean_log_gamma, whole_numbers
+from natgrad._family.counts import draw_poisson, mean_log_gamma, whole_numbers
 from natgrad._family.special import log_gamma, measure_kl
 
 # Above this rate the entropy is a series in 1/rate, exact to rounding; below, an integral.
@@ -27,7 +27,7 @@ class Poisson(AbstractFamily):
         return x
 
     def _draw(self, eta, key):
-        return jax.random.poisson(key, jnp.exp(eta)).astype(eta.dtype)
+        return draw_poisson(jnp.exp(eta), key)
 
     def _natural_domain(self, eta):
         limit = math.log(float(np.finfo(eta.dtype).max))

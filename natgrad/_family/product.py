@@ -1,5 +1,4 @@
 import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
@@ -75,7 +74,8 @@ class Product(AbstractFamily):
 
     def _arrays(self, value, subject):
         parts = self._split(value, subject)
-        return self._unflatten([f._arrays(part, subject) for f, part in zip(self._parts, parts, strict=True)])
+        arrays = [f._arrays(part, subject) for f, part in zip(self._parts, parts, strict=True)]
+        return self._unflatten(_tree.promote(*arrays))
 
     def _observed(self, x, subject, dtype):
         parts = self._split(x, subject)
@@ -83,6 +83,9 @@ class Product(AbstractFamily):
 
     def _observation_shape(self, eta):
         return self._map("_observation_shape", eta)
+
+    def _sized(self, eta):
+        return Product(self._map("_sized", eta))
 
     @property
     def _parts(self) -> list[AbstractFamily]:
@@ -92,7 +95,7 @@ class Product(AbstractFamily):
         try:
             return jax.tree.structure(self.families, is_leaf=is_family).flatten_up_to(value)
         except (ValueError, TypeError) as error:
-            raise TypeError(f"{subject} must have the structure of `Product.families`, but {error}.") from error
+            raise TypeError(f"{subject} must have the structure of `Product.families`, but {str(error).rstrip('.')}.") from error
 
     def _unflatten(self, parts):
         return jax.tree.unflatten(jax.tree.structure(self.families, is_leaf=is_family), parts)
@@ -105,7 +108,7 @@ class Product(AbstractFamily):
         return self._unflatten(self._call(method, *trees))
 
     def _sum(self, method, *trees):
-        return sum(self._call(method, *trees), start=jnp.zeros(()))
+        return sum(self._call(method, *trees))
 
     def _collect(self, method, tree):
         return [requirement for found in self._call(method, tree) for requirement in found]

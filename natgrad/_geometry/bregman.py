@@ -1,5 +1,6 @@
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 
 from natgrad import _tree
@@ -16,7 +17,7 @@ class Bregman(AbstractGeometry):
     directions in which it is flat (adding a constant to all logits, for `logsumexp`). Where $\phi$ turns out not
     to be convex at a concrete output, an error says so."""
 
-    phi: Callable[[Output], Scalar]
+    phi: Callable[[Output], Scalar] = eqx.field(converter=_tree.as_callable)
 
     def _dissimilarity(self, z, z0):
         value, gradient = jax.value_and_grad(self.phi)(z0)

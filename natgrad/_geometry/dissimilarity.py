@@ -1,8 +1,10 @@
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from natgrad import _tree
 from natgrad._check import Requirement, is_concrete, require
 from natgrad._geometry.autodiff import check_semidefinite, hessian_factor, hessian_mv
 from natgrad._geometry.base import AbstractGeometry, gaussian_sample
@@ -16,7 +18,7 @@ class Dissimilarity(AbstractGeometry):
     At a concrete output the gradient at coincidence and the sign of the Hessian are checked. Write squares, not norms: a
     norm has no derivative at zero."""
 
-    rho: Callable[[Output, Output], Scalar]
+    rho: Callable[[Output, Output], Scalar] = eqx.field(converter=_tree.as_callable)
 
     def _dissimilarity(self, z, z0):
         return self.rho(z, z0)

@@ -1,7 +1,9 @@
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 
+from natgrad import _tree
 from natgrad._check import require
 from natgrad._family.base import AbstractFamily, all_finite
 from natgrad._geometry.base import AbstractGeometry
@@ -22,7 +24,9 @@ class Fisher(AbstractGeometry):
     `sample` draws an observation from the model and returns its score."""
 
     family: AbstractFamily
-    chart: Callable[[Output], Natural] | None = None
+    chart: Callable[[Output], Natural] | None = eqx.field(
+        default=None, converter=lambda chart: chart if chart is None else _tree.as_callable(chart)
+    )
 
     def _dissimilarity(self, z, z0):
         return self.family._kl(self._natural(z0), self._natural(z))

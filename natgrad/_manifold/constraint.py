@@ -1,0 +1,171 @@
+"""Parameters confined to a set, and what to do with a step that would leave it."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from natgrad._types import Scalar
+
+
+class AbstractConstraint(eqx.Module):
+    """A set of allowed parameters, kept away from its boundary by `margin`."""
+
+    @abstractmethod
+    def contains(self, w: Array) -> Bool[Array, ""]: ...
+
+    @abstractmethod
+    def project(self, w: Array) -> Array:
+        """The allowed point nearest to `w` in the Euclidean distance."""
+
+    @abstractmethod
+    def clip(self, w: Array) -> Array:
+        """`w` with what is out of range set to the nearest allowed value, one coordinate (or eigenvalue) at a time."""
+
+    @abstractmethod
+    def barrier(self, w: Array) -> Scalar:
+        """A convex function that grows without bound towards the boundary; infinite outside."""
+
+
+class Simplex(AbstractConstraint):
+    """Probability vectors along the last axis, every entry at least `margin`."""
+
+    margin: float = 1e-6
+
+    def contains(self, w):
+        total = jnp.abs(jnp.sum(w, axis=-1) - 1)
+        return jnp.all(w >= self.margin * (1 - 1e-3)) & jnp.all(total <= jnp.sqrt(jnp.finfo(w.dtype).eps))
+
+    def project(self, w):
+        # Onto {v >= margin, sum v = 1}: shift all entries by one number and cut at the margin.
+        size = w.shape[-1]
+        free = 1 - size * self.margin
+        v = w - self.margin
+        ordered = -jnp.sort(-v, axis=-1)
+        counts = jnp.arange(1, size + 1, dtype=w.dtype).reshape((1,) * (w.ndim - 1) + (-1,))
+        shifts = (jnp.cumsum(ordered, axis=-1) - free) / counts
+        active = jnp.sum(ordered > shifts, axis=-1, keepdims=True)
+        shift = jnp.take_along_axis(shifts, active - 1, axis=-1)
+        return jnp.maximum(v - shift, 0.0) + self.margin
+
+    def clip(self, w):
+        clipped = jnp.maximum(w, self.margin)
+        return clipped / jnp.sum(clipped, axis=-1, keepdims=True)
+
+    def barrier(self, w):
+        return jnp.sum(jnp.where(w > 0, -jnp.log(jnp.where(w > 0, w, 1.0)), jnp.inf))
+
+
+class PositiveDefinite(AbstractConstraint):
+    """Symmetric matrices with every eigenvalue at least `margin`."""
+
+    margin: float = 1e-6
+
+    def contains(self, w):
+        return jnp.all(jnp.linalg.eigvalsh((w + jnp.swapaxes(w, -1, -2)) / 2) >= self.margin * (1 - 1e-3))
+
+    def project(self, w):
+        # The nearest matrix in the Frobenius norm keeps the eigenvectors.
+        values, vectors = jnp.linalg.eigh((w + jnp.swapaxes(w, -1, -2)) / 2)
+        return (vectors * jnp.maximum(values, self.margin)[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
+
+    def clip(self, w):
+        return self.project(w)
+
+    def barrier(self, w):
+        root = jnp.linalg.cholesky((w + jnp.swapaxes(w, -1, -2)) / 2)
+        value = -2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
+        return jnp.where(jnp.isfinite(value), value, jnp.inf)
+
+
+class ConstrainedStep(eqx.Module):
+    """Where a step ended, whether it would have left the set, and the part of it that was taken (1 where all of it, or
+    where the rule moves the point otherwise)."""
+
+    value: Array
+    was_outside: Bool[Array, ""]
+    fraction: Scalar
+
+
+class AbstractRule(eqx.Module):
+    """What to do with a step that would leave the set. A step that stays inside is taken as it is."""
+
+    @abstractmethod
+    def apply(self, constraint: AbstractConstraint, w: Array, step: Array) -> tuple[Array, Scalar]: ...
+
+
+class BackProjection(AbstractRule):
+    """Take the step, then go to the nearest allowed point."""
+
+    def apply(self, constraint, w, step):
+        return constraint.project(w + step), jnp.ones((), w.dtype)
+
+
+class Clipping(AbstractRule):
+    """Take the step, then set coordinates (or eigenvalues) that are out of range to the nearest allowed value."""
+
+    def apply(self, constraint, w, step):
+        return constraint.clip(w + step), jnp.ones((), w.dtype)
+
+
+class Backtracking(AbstractRule):
+    """Halve the step until it stays inside; give it up after `max_halvings`."""
+
+    max_halvings: int = 30
+
+    def apply(self, constraint, w, step):
+        def outside(state):
+            fraction, count = state
+            return ~constraint.contains(w + fraction * step) & (count < self.max_halvings)
+
+        fraction, _ = jax.lax.while_loop(outside, lambda s: (s[0] / 2, s[1] + 1), (jnp.ones((), w.dtype), 0))
+        fraction = jnp.where(constraint.contains(w + fraction * step), fraction, 0.0)
+        return w + fraction * step, fraction
+
+
+class Penalty(AbstractRule):
+    """Stop where a barrier of the given strength outweighs the progress along the step: among ever shorter steps, the
+    one with the least barrier minus distance gone."""
+
+    strength: float = 0.1
+    num_candidates: int = 30
+
+    def apply(self, constraint, w, step):
+        fractions = 0.5 ** jnp.arange(self.num_candidates, dtype=w.dtype)
+
+        def score(fraction):
+            point = w + fraction * step
+            allowed = constraint.contains(point)
+            return jnp.where(allowed, self.strength * (constraint.barrier(point) - constraint.barrier(w)) - fraction, jnp.inf)
+
+        scores = jax.vmap(score)(fractions)
+        best = jnp.argmin(scores)
+        fraction = jnp.where(jnp.isfinite(scores[best]), fractions[best], 0.0)
+        return w + fraction * step, fraction
+
+
+def constrained_step(
+    constraint: AbstractConstraint, w: Array, step: Array, *, rule: AbstractRule | None = None
+) -> ConstrainedStep:
+    """Move the parameters `w` by `step` without leaving the set.
+
+    A step that stays inside is taken whole. One that would leave it is handled by the `rule`: `Backtracking()` (the
+    default), `BackProjection()`, `Clipping()` or `Penalty()`. A step that is not finite is not taken."""
+    if w.shape != step.shape:
+        raise ValueError(f"`constrained_step` needs a step of the shape of `w`, {w.shape}, but got {step.shape}.")
+    if not isinstance(constraint.contains(w), jax.core.Tracer) and not bool(constraint.contains(w)):
+        raise ValueError(
+            f"`constrained_step` needs to start inside the set, but `w` is not in `{type(constraint).__name__}`. Apply "
+            "its `project` first."
+        )
+    rule = Backtracking() if rule is None else rule
+    finite = jnp.all(jnp.isfinite(step))
+    step = jnp.where(finite, step, 0.0)
+    outside = ~constraint.contains(w + step)
+    handled, fraction = rule.apply(constraint, w, step)
+    value = jnp.where(outside, handled, w + step)
+    fraction = jnp.where(finite, jnp.where(outside, fraction, 1.0), 0.0)
+    return ConstrainedStep(value, outside | ~finite, fraction)

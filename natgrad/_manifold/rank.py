@@ -1,0 +1,46 @@
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from natgrad import _tree
+from natgrad._metric.base import AbstractMetric
+from natgrad._metric.gram import root_gram
+from natgrad._types import Scalar
+
+
+class Rank(eqx.Module):
+    """The rank of a metric at a point, and what it was read from."""
+
+    rank: Int[Array, ""]
+    nullity: Int[Array, ""]
+    spectrum: Float[Array, " eigenvalues"]
+    cutoff: Scalar
+
+
+def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
+    r"""How many independent directions of the parameters move the outputs, and how many (the nullity) move none.
+
+    Counts the eigenvalues above `rtol` times the largest (by default the size times machine epsilon). Taken from the Gram
+    matrix in sample space where that is smaller. A rank below the one found at most other parameters reveals a
+    non-proper point. A self-intersection of the model, where several parameters give the same outputs with
+    different tangents, cannot be seen from one of them."""
+    size = metric.in_size()
+    if metric.root_size is not None and metric.root_size < size:
+        matrix = root_gram(metric)
+    else:
+        matrix = metric.as_matrix()
+    spectrum = jnp.linalg.eigvalsh((matrix + matrix.T) / 2)[::-1]
+    relative = size * jnp.finfo(spectrum.dtype).eps if rtol is None else rtol
+    cutoff = relative * jnp.max(jnp.abs(spectrum), initial=0.0)
+    count = jnp.sum(jnp.abs(spectrum) > cutoff)
+    return Rank(count, size - count, spectrum, jnp.asarray(cutoff, spectrum.dtype))
+
+
+def null_space(metric: AbstractMetric, *, rtol: float | None = None) -> PyTree:
+    """An orthonormal basis of the directions that the metric gives no length, along a new leading axis of trees like the
+    parameters (dense: for few parameters)."""
+    values, vectors = jnp.linalg.eigh(metric.as_matrix())
+    relative = values.size * jnp.finfo(values.dtype).eps if rtol is None else rtol
+    none = jnp.abs(values) <= relative * jnp.max(jnp.abs(values), initial=0.0)
+    _, unflatten = _tree.flatten(metric._zeros())
+    return eqx.filter_vmap(unflatten)(vectors.T[none])

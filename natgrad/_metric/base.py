@@ -1,0 +1,326 @@
+"""Metrics on parameters: symmetric operators on a pytree, and the algebra that keeps them so."""
+
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jaxtyping import Array, Float, PyTree
+
+from natgrad import _tree
+from natgrad._check import Requirement, real_array, require
+from natgrad._types import Key, Matrix, Scalar
+from natgrad._vector import Covector, Vector, untyped
+
+# How many numbers a chunk of rows may hold while a dense quantity is put together.
+CHUNK = 2**25
+
+
+class AbstractMetric(lx.AbstractLinearOperator):
+    r"""A symmetric operator $G$ on the parameter pytree, positive semidefinite unless it is a Hessian: it takes a
+    vector (a change of the parameters) to a covector.
+
+    Metrics are lineax operators, so `lineax.linear_solve` accepts them. Sums, positive multiples and restrictions of
+    metrics are metrics. Matrices and flat vectors follow `jax.flatten_util.ravel_pytree`.
+
+    Most metrics have a *root*: a linear map $R$ to a space of samples (rows: examples times columns of the output
+    metric) with $G = R^\top R$. It is what makes exact diagonals, samples and sample-space solves possible.
+    """
+
+    # What a metric states ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _mv(self, v: PyTree) -> PyTree: ...
+
+    @property
+    def root_size(self) -> int | None:
+        """The number of rows of the root; `None` for a metric that has none."""
+        return None
+
+    def root_mv(self, v: PyTree) -> Float[Array, " rows"]:
+        r"""$R v$."""
+        raise TypeError(f"`{type(self).__name__}` has no root: it is not a sum over samples.")
+
+    def root_transpose_mv(self, u: Float[Array, " rows"]) -> PyTree:
+        r"""$R^\top u$."""
+        raise TypeError(f"`{type(self).__name__}` has no root: it is not a sum over samples.")
+
+    @property
+    def is_semidefinite(self) -> bool:
+        """Whether the metric is positive semidefinite by construction."""
+        return True
+
+    @property
+    def is_traceable(self) -> bool:
+        """Whether products can be compiled into a larger program."""
+        return True
+
+    def _sample(self, key: Key) -> PyTree:
+        if self.root_size is None:
+            raise TypeError(f"`{type(self).__name__}` cannot be sampled: only a covariance can, which has a root.")
+        return self.root_transpose_mv(jax.random.normal(key, (self.root_size,), self._dtype))
+
+    # What follows --------------------------------------------------------------------------------------
+
+    def mv(self, vector: PyTree) -> PyTree:
+        r"""The product $G v$. A `Vector` gives a `Covector`."""
+        tree, typed = untyped(vector, Vector, f"`{type(self).__name__}.mv`")
+        check_structure(self.in_structure(), tree, f"`{type(self).__name__}.mv`")
+        product = self._mv(tree)
+        return Covector(product) if typed else product
+
+    def inner(self, u: PyTree, v: PyTree) -> Scalar:
+        r"""$u^\top G v$."""
+        return _tree.vdot(untyped(u, Vector, "`inner`")[0], self.mv(untyped(v, Vector, "`inner`")[0]))
+
+    def norm(self, v: PyTree) -> Scalar:
+        r"""$\sqrt{v^\top G v}$."""
+        return jnp.sqrt(jnp.maximum(self.inner(v, v), 0.0))
+
+    def as_matrix(self) -> Matrix:
+        r"""The dense $P \times P$ matrix. Costs $P$ products, or as many as the root has rows if those are fewer."""
+        if self.root_size is not None and self.root_size < self.in_size():
+            rows = self._root_rows()
+            return rows.T @ rows
+        return self._by_columns(lambda column, index: column)
+
+    def diagonal(self) -> PyTree:
+        """The exact diagonal, as a tree like the parameters. Costs as much as `as_matrix`, without its memory."""
+        if self.root_size is not None and self.root_size < self.in_size():
+            flat = jnp.sum(self._by_rows(lambda rows: jnp.sum(rows**2, axis=0)), axis=0)
+        else:
+            flat = self._by_columns(lambda column, index: column[index])
+        return self._unflatten(flat)
+
+    def trace(self) -> Scalar:
+        """The exact trace."""
+        return jnp.sum(_tree.flatten(self.diagonal())[0])
+
+    def sample(self, key: Key) -> PyTree:
+        r"""A random covector with mean zero and covariance $G$ (a pseudo-gradient)."""
+        return self._sample(key)
+
+    def restrict(self, filter_spec: PyTree) -> "AbstractMetric":
+        """The metric on the parameters that `filter_spec` selects (`True` or a condition on leaves, as in
+        `equinox.filter`), the others held fixed. Its vectors have `None` in their place."""
+        return RestrictedMetric(self, filter_spec)
+
+    def transpose(self) -> "AbstractMetric":
+        return self
+
+    def out_structure(self) -> PyTree:
+        return self.in_structure()
+
+    def __add__(self, other: Any) -> lx.AbstractLinearOperator:
+        if not isinstance(other, AbstractMetric):
+            return lx.AddLinearOperator(self, other)
+        return SumMetric((self, other))
+
+    def __mul__(self, scale: Any) -> "AbstractMetric":
+        return ScaledMetric(self, scale)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> "AbstractMetric":
+        return ScaledMetric(self, 1 / divisor)
+
+    @property
+    def _dtype(self):
+        return _tree.flatten(self._zeros())[0].dtype
+
+    def _zeros(self) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.in_structure())
+
+    def _unflatten(self, flat: Array) -> PyTree:
+        return _tree.flatten(self._zeros())[1](flat)
+
+    def _by_columns(self, keep):
+        """`keep(column, index)` for every column of the matrix, stacked."""
+        size = self.in_size()
+
+        def column(index):
+            basis = jnp.zeros(size, self._dtype).at[index].set(1.0)
+            return keep(_tree.flatten(self.mv(self._unflatten(basis)))[0], index)
+
+        return jax.lax.map(column, jnp.arange(size), batch_size=chunk_size(size))
+
+    def _by_rows(self, keep):
+        """`keep(rows)` for chunks of rows of the root, stacked; zero rows fill the last chunk."""
+        count = self.root_size
+        assert count is not None
+        chunk = min(chunk_size(self.in_size()), count)
+
+        def rows(start):
+            indices = start + jnp.arange(chunk)
+            basis = (indices[:, None] == jnp.arange(count)[None, :]).astype(self._dtype)
+            return keep(jax.vmap(lambda u: _tree.flatten(self.root_transpose_mv(u))[0])(basis))
+
+        return jax.lax.map(rows, chunk * jnp.arange(-(-count // chunk)))
+
+    def _root_rows(self) -> Float[Array, "rows P"]:
+        rows = self._by_rows(lambda rows: rows)
+        return rows.reshape(-1, rows.shape[-1])[: self.root_size]
+
+
+class SumMetric(AbstractMetric):
+    """A sum of metrics on the same parameters."""
+
+    terms: tuple[AbstractMetric, ...]
+
+    def __check_init__(self):
+        for term in self.terms[1:]:
+            check_structure(self.terms[0].in_structure(), term.in_structure(), "A sum of metrics")
+
+    def _mv(self, v):
+        return add(*(term._mv(v) for term in self.terms))
+
+    @property
+    def root_size(self):
+        sizes = [term.root_size for term in self.terms]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def root_mv(self, v):
+        return jnp.concatenate([term.root_mv(v) for term in self.terms])
+
+    def root_transpose_mv(self, u):
+        starts = [0]
+        for term in self.terms:
+            assert term.root_size is not None
+            starts.append(starts[-1] + term.root_size)
+        return add(*(t.root_transpose_mv(u[a:b]) for t, a, b in zip(self.terms, starts, starts[1:], strict=False)))
+
+    @property
+    def is_semidefinite(self):
+        return all(term.is_semidefinite for term in self.terms)
+
+    @property
+    def is_traceable(self):
+        return all(term.is_traceable for term in self.terms)
+
+    def _sample(self, key):
+        keys = jax.random.split(key, len(self.terms))
+        return add(*(term._sample(k) for term, k in zip(self.terms, keys, strict=True)))
+
+    def in_structure(self):
+        return self.terms[0].in_structure()
+
+
+class ScaledMetric(AbstractMetric):
+    """A metric times a number that is not negative."""
+
+    metric: AbstractMetric
+    scale: Float[Array, ""]
+
+    def __init__(self, metric: AbstractMetric, scale: Any):
+        subject = "A multiple of a metric"
+        scale = real_array(scale, subject)
+        if scale.ndim:
+            raise ValueError(f"{subject} takes one number, but got an array of shape {scale.shape}.")
+        allowed = Requirement(scale >= 0, "a number of at least 0", "Negate it as a `lineax` operator with `-metric`.")
+        self.metric = metric
+        self.scale = require(scale, [allowed], subject, traced=False)
+
+    def _mv(self, v):
+        return _tree.scale(self.scale, self.metric._mv(v))
+
+    @property
+    def root_size(self):
+        return self.metric.root_size
+
+    def root_mv(self, v):
+        return _tree.scale(jnp.sqrt(self.scale), self.metric.root_mv(v))
+
+    def root_transpose_mv(self, u):
+        return self.metric.root_transpose_mv(_tree.scale(jnp.sqrt(self.scale), u))
+
+    @property
+    def is_semidefinite(self):
+        return self.metric.is_semidefinite
+
+    @property
+    def is_traceable(self):
+        return self.metric.is_traceable
+
+    def _sample(self, key):
+        return _tree.scale(jnp.sqrt(self.scale), self.metric._sample(key))
+
+    def in_structure(self):
+        return self.metric.in_structure()
+
+
+class RestrictedMetric(AbstractMetric):
+    """A metric on some of the parameters, the others held fixed."""
+
+    metric: AbstractMetric
+    filter_spec: PyTree = eqx.field(static=True)
+
+    def __check_init__(self):
+        if not jax.tree.leaves(self.in_structure()):
+            raise ValueError("`restrict` selects no parameter. Its filter must be `True` for at least one leaf.")
+
+    def _mv(self, v):
+        return self._select(self.metric._mv(self._extend(v)))
+
+    @property
+    def root_size(self):
+        return self.metric.root_size
+
+    def root_mv(self, v):
+        return self.metric.root_mv(self._extend(v))
+
+    def root_transpose_mv(self, u):
+        return self._select(self.metric.root_transpose_mv(u))
+
+    @property
+    def is_semidefinite(self):
+        return self.metric.is_semidefinite
+
+    @property
+    def is_traceable(self):
+        return self.metric.is_traceable
+
+    def _sample(self, key):
+        return self._select(self.metric._sample(key))
+
+    def in_structure(self):
+        return self._select(self.metric.in_structure())
+
+    def _select(self, tree):
+        return eqx.filter(tree, self.filter_spec)
+
+    def _extend(self, v):
+        return eqx.combine(v, self.metric._zeros())
+
+
+def add(*trees: PyTree) -> PyTree:
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *trees)
+
+
+def chunk_size(size: int) -> int:
+    return max(1, min(256, CHUNK // max(size, 1)))
+
+
+def check_structure(expected: PyTree, given: PyTree, subject: str) -> None:
+    """Refuse a tree whose structure or shapes differ from those of the parameters."""
+    shapes = [jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree) for tree in (expected, given)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{subject} needs a tree with the structure and shapes of the parameters, {shapes[0]}, but got {shapes[1]}."
+        )
+
+
+# What lineax asks of an operator, answered once for all metrics.
+lx.is_symmetric.register(AbstractMetric)(lambda metric: True)
+lx.is_positive_semidefinite.register(AbstractMetric)(lambda metric: metric.is_semidefinite)
+lx.is_negative_semidefinite.register(AbstractMetric)(lambda metric: False)
+lx.is_diagonal.register(AbstractMetric)(lambda metric: False)
+lx.is_tridiagonal.register(AbstractMetric)(lambda metric: False)
+lx.is_lower_triangular.register(AbstractMetric)(lambda metric: False)
+lx.is_upper_triangular.register(AbstractMetric)(lambda metric: False)
+lx.has_unit_diagonal.register(AbstractMetric)(lambda metric: False)
+lx.linearise.register(AbstractMetric)(lambda metric: metric)
+lx.materialise.register(AbstractMetric)(lambda metric: metric)
+lx.conj.register(AbstractMetric)(lambda metric: metric)
+lx.diagonal.register(AbstractMetric)(lambda metric: _tree.flatten(metric.diagonal())[0])

@@ -1,0 +1,25 @@
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._metric.base import check_structure
+from natgrad._metric.linearise import check_outputs, check_params, of_params
+from natgrad._types import Scalar
+
+
+def function_distance(
+    model: Callable, geometry: AbstractGeometry, params: PyTree, other: PyTree, x: PyTree = None
+) -> Scalar:
+    r"""How far apart two parameter vectors are as functions: the mean over the batch of
+    $\rho(f(w', x_i), f(w, x_i))$, with $w$ = `params` and $w'$ = `other`.
+
+    Its Hessian in `other` at `other = params` is the pullback metric."""
+    subject = "`function_distance`"
+    check_params(params, subject)
+    check_structure(params, other, f"{subject}: `other`")
+    function = of_params(model, x, subject)
+    check_outputs(jax.eval_shape(function, params), x, subject)
+    return jnp.mean(jax.vmap(geometry.dissimilarity)(function(other), function(params)))

@@ -1,0 +1,119 @@
+"""Metrics that a model induces on its parameters."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from natgrad import _tree
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._metric.base import AbstractMetric
+from natgrad._metric.linearise import Linearisation, linearise
+from natgrad._metric.output import (
+    AbstractOutputMetric,
+    CentredOutputMetric,
+    ColumnsOutputMetric,
+    ExactOutputMetric,
+    LossGeometry,
+    SameGeometry,
+)
+from natgrad._types import Key, Output
+
+
+class PullbackMetric(AbstractMetric):
+    r"""The metric that a map $f$ induces on its parameters, $G = \frac1N\sum_i J_i^\top G_z(z_i) J_i$.
+
+    Never forms $J$. The model is differentiated once; each product then costs one tangent and one cotangent pass, about
+    as much as a gradient. Singular whenever the model has redundant parameters, so pair it with damping or with a
+    solver that accepts a rank-deficient operator."""
+
+    linearisation: Linearisation
+    output: AbstractOutputMetric
+
+    def _mv(self, v):
+        cotangents = self.output.mv(self.linearisation.push(v))
+        return self.linearisation.pull(_tree.scale(1 / self.num_examples, cotangents))
+
+    @property
+    def root_size(self):
+        return self.output.root_size
+
+    def root_mv(self, v):
+        rows = self.output.root_mv(self.linearisation.push(v))
+        return rows.astype(self._dtype) / math.sqrt(self.num_examples)
+
+    def root_transpose_mv(self, u):
+        return self.linearisation.pull(self.output.root_transpose_mv(u / math.sqrt(self.num_examples)))
+
+    def _sample(self, key):
+        cotangents = self.output.sample(key)
+        return self.linearisation.pull(_tree.scale(1 / math.sqrt(self.num_examples), cotangents))
+
+    def root_coordinates(self, cotangents: Output) -> Float[Array, " rows"]:
+        r"""$a$ with $R^\top a = \frac1N\sum_i J_i^\top r_i$ for cotangents $r_i$ in the range of the output metric."""
+        described = [jax.tree.map(jnp.shape, tree) for tree in (self.linearisation.z, cotangents)]
+        if described[0] != described[1]:
+            raise ValueError(f"`cotangents` must have the shapes of the outputs, {described[0]}, but have {described[1]}.")
+        return self.output.coordinates(cotangents).astype(self._dtype) / math.sqrt(self.num_examples)
+
+    def in_structure(self):
+        return self.linearisation.structure
+
+    @property
+    def num_examples(self) -> int:
+        return self.linearisation.num_examples
+
+
+def pullback(
+    model: Callable,
+    geometry: AbstractGeometry,
+    params: PyTree,
+    x: PyTree = None,
+    *,
+    key: Key | None = None,
+    num_samples: int = 1,
+    centred: bool = False,
+    check: bool = True,
+) -> PullbackMetric:
+    r"""The metric $\frac1N\sum_i J_i^\top G_z(z_i) J_i$ of `model(params, x)` at `params`, matrix-free.
+
+    **Arguments:**
+
+    - `model`: `model(params, x) -> z`, with examples along the leading axis of `x` and `z`. With `x=None` it is
+      `model(params)`, one output without that axis.
+    - `geometry`: of one example's output. With `Fisher(family)` this is the Fisher metric.
+    - `key`: replaces $G_z$ by the average of $s s^\top$ over `num_samples` draws of `geometry.sample` an example, an
+      unbiased estimate (the sampled Fisher). Without it the expectation is exact.
+    - `centred`: subtracts the mean over examples from the Jacobian, for outputs that are known only up to a constant,
+      such as the log-amplitude of an unnormalised model.
+    - `check`: whether to test, on concrete data, that the model treats examples independently.
+    """
+    subject = "`pullback`"
+    if num_samples < 1:
+        raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
+    linearisation = linearise(model, params, x, check=check, subject=subject)
+    first = jax.tree.map(lambda leaf: leaf[0], linearisation.z)
+    geometry._check(_tree.at_least_float32(first), "pullback")
+    output: AbstractOutputMetric = ExactOutputMetric(SameGeometry(geometry), linearisation.z, None)
+    if key is not None:
+        draws = jax.vmap(output.sample)(jax.random.split(key, num_samples))
+        columns = jax.tree.map(lambda s: s.swapaxes(0, 1) / math.sqrt(num_samples), draws)
+        output = ColumnsOutputMetric(columns)
+    return PullbackMetric(linearisation, CentredOutputMetric(output) if centred else output)
+
+
+def gauss_newton(
+    model: Callable, loss: Callable, params: PyTree, x: PyTree, y: PyTree = None, *, check: bool = True
+) -> PullbackMetric:
+    r"""The generalised Gauss-Newton matrix $\frac1N\sum_i J_i^\top\,\nabla_z^2\ell(z_i, y_i)\,J_i$ of the mean of
+    `loss(z, y)`, which is written for one example and must be convex in `z`.
+
+    The pullback metric of the geometry whose Hessian the loss has; for an exponential family in natural parameters the
+    Fisher metric, for half the squared error the classical Gauss-Newton matrix."""
+    linearisation = linearise(model, params, x, check=check, subject="`gauss_newton`")
+    geometry_of = LossGeometry(loss)
+    first = jax.tree.map(lambda leaf: leaf[0], (linearisation.z, y))
+    geometry_of(first[1])._check(_tree.at_least_float32(first[0]), "gauss_newton")
+    return PullbackMetric(linearisation, ExactOutputMetric(geometry_of, linearisation.z, y))

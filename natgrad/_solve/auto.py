@@ -1,0 +1,39 @@
+from natgrad._metric.base import AbstractMetric
+from natgrad._solve.base import AbstractSolver, System, concrete_zero
+from natgrad._solve.cg import CG, is_traceable
+from natgrad._solve.cholesky import Cholesky
+from natgrad._solve.pseudo_inverse import PseudoInverse
+from natgrad._solve.sample_space import SampleSpace
+
+# Sizes up to which a dense factorisation takes well under a second on one core.
+DENSE = 2000
+
+
+class Auto(AbstractSolver):
+    """Picks a solver by sizes and says in `Solution.solver` which and why.
+
+    With `dense` the largest matrix it will factorise: few parameters, the dense matrix (`Cholesky`, or
+    `PseudoInverse` without damping); few samples, `SampleSpace`; otherwise `CG`."""
+
+    dense: int = DENSE
+
+    def compute(self, system: System):
+        assert False, "unreachable: `pick` names another solver"
+
+    def pick(self, system: System) -> tuple[AbstractSolver, str]:
+        solver, reason = self._choose(system)
+        return solver, f"{type(solver).__name__}, because {reason}"
+
+    def _choose(self, system: System) -> tuple[AbstractSolver, str]:
+        size = system.covector.size
+        rows = system.operator.root_size if isinstance(system.operator, AbstractMetric) else None
+        undamped = concrete_zero(system.damping)
+        if not is_traceable(system.operator):
+            return CG(), "the metric runs over a data loader"
+        if rows is not None and rows < size and rows <= self.dense and not undamped:
+            return SampleSpace(), f"{rows} samples are fewer than {size} parameters"
+        if size <= self.dense:
+            if undamped:
+                return PseudoInverse(), f"{size} parameters fit a dense matrix, and there is no damping"
+            return Cholesky(), f"{size} parameters fit a dense matrix"
+        return CG(), f"{size} parameters are too many for a dense matrix"

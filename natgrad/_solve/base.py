@@ -1,0 +1,79 @@
+"""What a solver is, and the function that calls it."""
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import lineax as lx
+from jaxtyping import Array, Float, PyTree
+
+from natgrad import _tree
+from natgrad._check import Requirement, is_concrete, real_array, require
+from natgrad._metric.base import AbstractMetric, check_structure
+from natgrad._solve.result import RESULTS, Solution
+from natgrad._types import Matrix, Scalar
+from natgrad._vector import Covector, Vector, untyped
+
+
+class System(NamedTuple):
+    r"""The equation $(G + \lambda I)v = g$, with trees flattened into vectors of one dtype."""
+
+    operator: lx.AbstractLinearOperator
+    covector: Float[Array, " P"]
+    damping: Scalar
+    unflatten: Any
+
+    def mv(self, v: Float[Array, " P"]) -> Float[Array, " P"]:
+        r"""$(G + \lambda I)v$."""
+        return _tree.flatten(self.operator.mv(self.unflatten(v)))[0].astype(v.dtype) + self.damping * v
+
+    def matrix(self) -> Matrix:
+        matrix = self.operator.as_matrix().astype(self.covector.dtype)
+        return matrix + self.damping * jnp.eye(len(matrix), dtype=matrix.dtype)
+
+
+class AbstractSolver(eqx.Module):
+    """A way to solve $(G + \\lambda I)v = g$."""
+
+    @abstractmethod
+    def compute(self, system: System) -> tuple[Float[Array, " P"], RESULTS, dict]:
+        """The solution, the outcome, and numbers about it."""
+
+    def pick(self, system: System) -> tuple["AbstractSolver", str]:
+        """The solver that will do it, and a note on which that is."""
+        del system
+        return self, type(self).__name__
+
+
+def solve_system(operator: lx.AbstractLinearOperator, covector: PyTree, damping: Any, solver: AbstractSolver) -> Solution:
+    tree, typed = untyped(covector, Covector, "`solve`")
+    check_structure(operator.in_structure(), tree, "`solve`: the covector")
+    flat, _ = _tree.flatten(tree)
+    _, unflatten = _tree.flatten(operator._zeros() if isinstance(operator, AbstractMetric) else tree)
+    damping = real_array(damping, "`solve`: `damping`", flat.dtype)
+    if damping.ndim:
+        raise ValueError(f"`solve`: `damping` must be one number, but got shape {damping.shape}.")
+    allowed = Requirement(damping >= 0, "a number of at least 0", "Damping is added to the metric.")
+    damping = require(damping, [allowed], "`solve`: `damping`", traced=False)
+    system = System(operator, flat, damping, unflatten)
+    chosen, note = solver.pick(system)
+    value, result, stats = chosen.compute(system)
+    size = jnp.linalg.norm(flat)
+    residual = jnp.linalg.norm(system.mv(value) - flat) / jnp.where(size > 0, size, 1.0)
+    explained = jnp.all(jnp.isfinite(value)) | (result == RESULTS.not_positive_definite)
+    result = RESULTS.where(explained, result, RESULTS.not_finite)
+    solution = unflatten(value)
+    return Solution(Vector(solution) if typed else solution, result, {**stats, "residual": residual}, note)
+
+
+def accurate(system: System, value: Float[Array, " P"]) -> RESULTS:
+    """The outcome of a direct solve: successful if at least half the digits are right."""
+    half = jnp.finfo(value.dtype).eps ** 0.5
+    small = jnp.linalg.norm(system.mv(value) - system.covector) <= half * jnp.linalg.norm(system.covector)
+    return RESULTS.where(small, RESULTS.successful, RESULTS.inaccurate)
+
+
+def concrete_zero(damping: Scalar) -> bool:
+    """Whether the damping is known to be zero now."""
+    return is_concrete(damping) and not bool(damping > 0)

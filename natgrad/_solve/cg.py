@@ -1,0 +1,87 @@
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad import _tree
+from natgrad._metric.base import AbstractMetric
+from natgrad._solve.base import AbstractSolver, System
+from natgrad._solve.result import RESULTS
+from natgrad._vector import Vector, untyped
+
+
+class CG(AbstractSolver):
+    """Conjugate gradients: products only, no matrix.
+
+    **Arguments:**
+
+    - `rtol`: stop when the residual is this small relative to the covector.
+    - `max_steps`: stop after so many steps (truncated solve), by default as many as there are parameters. The outcome
+      says which of the two happened.
+    - `preconditioner`: an operator (or a function of trees) close to the inverse of the damped metric, symmetric
+      and positive definite.
+    - `initial`: where to start from, such as the previous solution.
+
+    Stops at the first direction of negative or zero curvature and reports it."""
+
+    rtol: float = 1e-6
+    max_steps: int | None = None
+    preconditioner: Any = None
+    initial: PyTree = None
+
+    def __check_init__(self):
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"`CG` needs `max_steps` of at least 1, but got {self.max_steps}.")
+
+    def compute(self, system: System):
+        b = system.covector
+        precondition = self._preconditioner(system)
+        target = self.rtol * jnp.linalg.norm(b)
+        max_steps = b.size if self.max_steps is None else self.max_steps
+
+        start = jnp.zeros_like(b)
+        if self.initial is not None:
+            start = _tree.flatten(untyped(self.initial, Vector, "`CG`: `initial`")[0])[0].astype(b.dtype)
+        r = b - system.mv(start)
+        z = precondition(r)
+
+        def unfinished(state):
+            step, _, r, _, _, is_curved = state
+            return (jnp.linalg.norm(r) > target) & (step < max_steps) & is_curved
+
+        def advance(state):
+            step, x, r, p, rz, _ = state
+            product = system.mv(p)
+            curvature = jnp.vdot(p, product)
+            is_curved = curvature > 0
+            length = jnp.where(is_curved, rz / jnp.where(is_curved, curvature, 1.0), 0.0)
+            x, r = x + length * p, r - length * product
+            z = precondition(r)
+            new_rz = jnp.vdot(r, z)
+            return step + 1, x, r, z + new_rz / jnp.where(rz == 0, 1.0, rz) * p, new_rz, is_curved
+
+        loop = jax.lax.while_loop if is_traceable(system.operator) else python_while_loop
+        steps, x, r, _, _, is_curved = loop(
+            unfinished, advance, (jnp.array(0), start, r, z, jnp.vdot(r, z), jnp.array(True))
+        )
+        converged = RESULTS.where(jnp.linalg.norm(r) <= target, RESULTS.successful, RESULTS.max_steps_reached)
+        return x, RESULTS.where(is_curved, converged, RESULTS.not_positive_definite), {"num_steps": steps}
+
+    def _preconditioner(self, system: System) -> Callable:
+        if self.preconditioner is None:
+            return lambda r: r
+        apply = getattr(self.preconditioner, "mv", self.preconditioner)
+        return lambda r: _tree.flatten(apply(system.unflatten(r)))[0].astype(r.dtype)
+
+
+def is_traceable(operator: Any) -> bool:
+    return operator.is_traceable if isinstance(operator, AbstractMetric) else True
+
+
+def python_while_loop(condition: Callable, body: Callable, state: Any) -> Any:
+    while condition(state):
+        state = body(state)
+    return state

@@ -1,0 +1,51 @@
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad import _tree
+from natgrad._metric.base import AbstractMetric
+from natgrad._metric.gram import root_gram
+from natgrad._metric.pullback import PullbackMetric
+from natgrad._solve.base import AbstractSolver, System, accurate, concrete_zero
+from natgrad._solve.result import RESULTS
+
+
+class SampleSpace(AbstractSolver):
+    r"""Solves in the space of samples instead of parameters, by $R$ with $G = R^\top R$ (Woodbury):
+    $(G + \lambda I)^{-1}g = \frac1\lambda\big(g - R^\top(R R^\top + \lambda I)^{-1}R g\big)$.
+
+    The matrix to factorise has as many rows as the batch has examples times output columns, whatever the number of
+    parameters. Needs damping. The formula subtracts nearly equal vectors when the damping is tiny next to the
+    metric. If the covector is the gradient $\frac1N\sum_i J_i^\top r_i$ of a mean loss, pass the gradients $r_i$ of the
+    examples' losses in their outputs as `cotangents`: with $g = R^\top a$ the solution is
+    $R^\top(R R^\top + \lambda I)^{-1}a$, which loses nothing."""
+
+    cotangents: PyTree = None
+
+    def compute(self, system: System):
+        metric = system.operator
+        if not isinstance(metric, AbstractMetric):
+            raise TypeError(f"`SampleSpace` needs a natgrad metric, but got `{type(metric).__name__}`. Use `CG`.")
+        if concrete_zero(system.damping):
+            raise ValueError("`SampleSpace` needs `damping` above 0, but got 0. Use `PseudoInverse` for a limit without.")
+        gram = root_gram(metric)
+        root = jnp.linalg.cholesky(gram + system.damping * jnp.eye(len(gram), dtype=gram.dtype))
+
+        def pull(u):
+            return _tree.flatten(metric.root_transpose_mv(u))[0]
+
+        def solve(u):
+            return jax.scipy.linalg.cho_solve((root, True), u)
+
+        g = system.covector
+        value = (g - pull(solve(metric.root_mv(system.unflatten(g))))) / system.damping
+        if self.cotangents is not None:
+            if not isinstance(metric, PullbackMetric):
+                raise TypeError("`SampleSpace(cotangents=...)` needs the metric of one model, not a combination.")
+            coordinates = metric.root_coordinates(self.cotangents).astype(g.dtype)
+            mismatch = jnp.linalg.norm(pull(coordinates) - g)
+            met = mismatch <= jnp.finfo(g.dtype).eps ** 0.5 * jnp.linalg.norm(g)
+            value = jnp.where(met, pull(solve(coordinates)), value)
+        definite = jnp.all(jnp.isfinite(root))
+        result = RESULTS.where(definite, accurate(system, value), RESULTS.not_positive_definite)
+        return value, result, {"rows": len(gram)}

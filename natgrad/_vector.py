@@ -1,0 +1,84 @@
+"""Tangent vectors and covectors of the parameters as different types."""
+
+from typing import Any, NoReturn
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from natgrad import _tree
+from natgrad._types import Scalar
+
+MIXED = (
+    "A gradient is a covector: it takes a step and returns a change of cost. It is not itself a step, and adding it to a "
+    "vector or to parameters gives different answers in different units. Turn it into a vector with a metric first: "
+    "`natgrad.sharp(metric, covector)` (and back with `natgrad.flat(metric, vector)`)."
+)
+
+
+class _Tangent(eqx.Module):
+    """What vectors and covectors share: each forms a vector space of its own."""
+
+    tree: PyTree
+
+    def __add__(self, other: Any):
+        if type(other) is not type(self):
+            refuse_sum(self, other)
+        return type(self)(jax.tree.map(lambda a, b: a + b, self.tree, other.tree))
+
+    def __radd__(self, other: Any) -> NoReturn:
+        refuse_sum(other, self)
+
+    def __sub__(self, other: Any):
+        if type(other) is not type(self):
+            refuse_sum(self, other)
+        return type(self)(_tree.subtract(self.tree, other.tree))
+
+    def __rsub__(self, other: Any) -> NoReturn:
+        refuse_sum(other, self)
+
+    def __mul__(self, factor: Any):
+        return type(self)(_tree.scale(factor, self.tree))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any):
+        return type(self)(_tree.scale(1 / divisor, self.tree))
+
+    def __neg__(self):
+        return type(self)(_tree.scale(-1.0, self.tree))
+
+
+class Vector(_Tangent):
+    """A direction to move in: a tangent vector of the parameters. Maps push it forward."""
+
+    def displace(self, params: PyTree, step: Scalar | float = 1.0) -> PyTree:
+        """The parameters moved along this vector."""
+        return jax.tree.map(lambda w, v: w + v, params, _tree.scale(step, self.tree))
+
+
+class Covector(_Tangent):
+    """A linear function of directions, such as a gradient. Maps pull it back."""
+
+    def __call__(self, vector: Vector) -> Scalar:
+        """The pairing with a vector: for a gradient, the rate of change of the cost along it."""
+        if not isinstance(vector, Vector):
+            raise TypeError(f"A covector takes a `Vector`, but got `{type(vector).__name__}`. Wrap it in `natgrad.Vector`.")
+        return _tree.vdot(self.tree, vector.tree)
+
+    def displace(self, params: PyTree, step: Scalar | float = 1.0) -> NoReturn:
+        del params, step
+        raise TypeError(f"Parameters cannot be moved along a `Covector`. {MIXED}")
+
+
+def refuse_sum(left: Any, right: Any) -> NoReturn:
+    raise TypeError(f"Cannot add `{type(left).__name__}` and `{type(right).__name__}`. {MIXED}")
+
+
+def untyped(value: PyTree, expected: type, subject: str) -> tuple[PyTree, bool]:
+    """The plain tree inside `value`, and whether it was typed; the other type is refused."""
+    if isinstance(value, expected):
+        return value.tree, True
+    if isinstance(value, _Tangent):
+        raise TypeError(f"{subject} takes a `{expected.__name__}`, but got a `{type(value).__name__}`. {MIXED}")
+    return value, False
