@@ -1,8 +1,8 @@
-"""Measurements that mean the same on a busy machine as on an idle one.
+"""Compile programs, time them against each other, and read off what XLA counts.
 
-Times of different programs are compared only within one run: repeats are interleaved, so that whatever else the
-machine does falls on all of them alike, and a ratio is that of the medians. Floating-point operations and bytes are
-those XLA states for the compiled program; they do not depend on the machine's load at all.
+Repeats are interleaved, so that a passing disturbance falls on all programs alike, and a ratio is that of two medians
+from one run. This steadies ratios but does not make them independent of load, so the load is printed with each table.
+Floating-point operations and bytes are those XLA states for the compiled program, and do not depend on it.
 """
 
 import statistics
@@ -26,9 +26,10 @@ class Program(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one call of a compiled program costs: median seconds, and XLA's counts."""
+    """What one call of a compiled program costs: median seconds with their quartiles, and XLA's counts."""
 
     seconds: float
+    quartiles: tuple[float, float]
     flops: float
     bytes_accessed: float
     temporary_bytes: int
@@ -47,8 +48,11 @@ def measure(programs: dict[str, Program], repeats: int = REPEATS) -> dict[str, C
     """The cost of each program, with their repeats interleaved."""
     compiled = {name: compile_timed(program) for name, program in programs.items()}
     runs = {name: (executable, programs[name].arguments) for name, (executable, _) in compiled.items()}
-    seconds = interleaved_medians(runs, repeats)
-    return {name: Cost(seconds[name], *counts(executable), spent) for name, (executable, spent) in compiled.items()}
+    times = interleaved_times(runs, repeats)
+    return {
+        name: Cost(*median_and_quartiles(times[name]), *counts(executable), spent)
+        for name, (executable, spent) in compiled.items()
+    }
 
 
 def compile_timed(program: Program) -> tuple[Any, float]:
@@ -65,14 +69,19 @@ def counts(executable: Any) -> tuple[float, float, int]:
     return cost.get("flops", 0.0), cost.get("bytes accessed", 0.0), memory.temp_size_in_bytes
 
 
-def interleaved_medians(runs: dict[str, tuple[Callable, tuple]], repeats: int) -> dict[str, float]:
-    """Median seconds a call, where every repeat times each program once before any is timed again."""
+def interleaved_times(runs: dict[str, tuple[Callable, tuple]], repeats: int) -> dict[str, list[float]]:
+    """Seconds a call, where every repeat times each program once before any is timed again."""
     calls = {name: max(1, round(WINDOW / time_calls(*run, number=3))) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
             times[name].append(time_calls(*run, number=calls[name]))
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
+
+
+def median_and_quartiles(times: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    lower, median, upper = statistics.quantiles(times, n=4, method="inclusive")
+    return median, (lower, upper)
 
 
 def time_calls(executable: Callable, arguments: tuple, number: int) -> float:

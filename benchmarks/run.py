@@ -21,9 +21,9 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 INTRODUCTION = """\
 # Measured costs
 
-Written by `make bench`. Times are medians of interleaved repeats, so ratios hold within one table and absolute
-figures only on this machine; flops and bytes are XLA's own counts for the compiled program, exponentials and the like
-not included. Compilation starts from an empty cache.
+Written by `make bench`. Times are medians of interleaved repeats. They depend on the machine and on its load, which
+is given above each table, and so do their ratios. Flops and bytes are XLA's own counts for the
+compiled program, exponentials and the like not included, and depend on neither. Compilation starts from an empty cache.
 """
 
 
@@ -37,22 +37,24 @@ def main(names: list[str]) -> None:
         for name, task in tasks.items():
             progress.start_task(task)
             module = importlib.import_module(name)
+            load = os.getloadavg()[0]
             table = module.run(lambda fraction, task=task: progress.advance(task, fraction))
-            sections[name] = section(name, module.__doc__, table)
+            sections[name] = section(name, module.__doc__, table, load)
             write(sections)
     print(f"The tables are in {os.path.relpath(RESULTS)}.")
 
 
-def section(name: str, docstring: str, table: Table) -> str:
+def section(name: str, docstring: str, table: Table, load: float) -> str:
     title, _, description = docstring.strip().partition("\n\n")
-    return f"## {name.replace('_', ' ').capitalize()}\n\n{title}\n\n{description}\n\n{machine()}\n\n{markdown(table)}\n"
+    heading = f"## {name.replace('_', ' ').capitalize()}"
+    return "\n\n".join([heading, title, description, machine(load), markdown(table)]) + "\n"
 
 
-def machine() -> str:
+def machine(load: float) -> str:
     devices = {device.platform for device in jax.devices()}
     return (
         f"Machine: {platform.machine()} with {os.cpu_count()} cores, JAX {jax.__version__} on {', '.join(devices)}, "
-        f"Python {platform.python_version()}."
+        f"Python {platform.python_version()}, load average {load:.1f} before the run."
     )
 
 

@@ -1,6 +1,6 @@
 """Tangent vectors and covectors of the parameters as different types."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,19 +23,19 @@ class _Tangent(eqx.Module):
 
     def __add__(self, other: Any):
         if type(other) is not type(self):
-            refuse_sum(self, other)
+            raise mixed_sum(self, other)
         return type(self)(jax.tree.map(lambda a, b: a + b, self.tree, other.tree))
 
-    def __radd__(self, other: Any) -> NoReturn:
-        refuse_sum(other, self)
+    def __radd__(self, other: Any):
+        raise mixed_sum(other, self)
 
     def __sub__(self, other: Any):
         if type(other) is not type(self):
-            refuse_sum(self, other)
+            raise mixed_sum(self, other)
         return type(self)(_tree.subtract(self.tree, other.tree))
 
-    def __rsub__(self, other: Any) -> NoReturn:
-        refuse_sum(other, self)
+    def __rsub__(self, other: Any):
+        raise mixed_sum(other, self)
 
     def __mul__(self, factor: Any):
         return type(self)(_tree.scale(factor, self.tree))
@@ -66,13 +66,13 @@ class Covector(_Tangent):
             raise TypeError(f"A covector takes a `Vector`, but got `{type(vector).__name__}`. Wrap it in `natgrad.Vector`.")
         return _tree.vdot(self.tree, vector.tree)
 
-    def displace(self, params: PyTree, step: Scalar | float = 1.0) -> NoReturn:
+    def displace(self, params: PyTree, step: Scalar | float = 1.0) -> PyTree:
         del params, step
         raise TypeError(f"Parameters cannot be moved along a `Covector`. {MIXED}")
 
 
-def refuse_sum(left: Any, right: Any) -> NoReturn:
-    raise TypeError(f"Cannot add `{type(left).__name__}` and `{type(right).__name__}`. {MIXED}")
+def mixed_sum(left: Any, right: Any) -> TypeError:
+    return TypeError(f"Cannot add `{type(left).__name__}` and `{type(right).__name__}`. {MIXED}")
 
 
 def untyped(value: PyTree, expected: type, subject: str) -> tuple[PyTree, bool]:

@@ -4,6 +4,7 @@ A computed value passes if rounding the parameters by a few units in the last pl
 $|f - \\hat f| \\le C\\epsilon\\,(|f| + \\sum_k |\\eta_k\\,\\partial_k f|)$, with $\\epsilon$ of the precision in use.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,10 @@ precisions = pytest.mark.parametrize(
     "dtype", [np.float64, pytest.param(np.float32, marks=pytest.mark.float32)], ids=["float64", "float32"]
 )
 
-SCALES = (1e-8, 0.3, 1.0, 8.0, 12.0, 1e3, 1e8)
+# Relative changes of the parameters between two members.
+NEAR, FAR = 1e-3, 0.5
+
+SCALES = (1e-8, 0.3, 1.0, 8.0, 1e3, 1e8)
 SHAPE = np.array([[2.0, 0.5], [0.5, 1.0]])
 
 
@@ -85,13 +89,22 @@ def gaussian_moments(eta):
     return [*mean, *(-(s + xy) / 2 for s, xy in zip(inverse(*eta[2:])[1], second, strict=True))]
 
 
+# Members far out ------------------------------------------------------------------------------------------
+
+
 class Edge(NamedTuple):
-    """Members of a family far out, one a row, with the parameters flattened."""
+    """Members of a family, one a row, with the parameters flattened."""
 
     family: Callable[[], Any]
     exact: Exact
     etas: np.ndarray
     unravel: Callable[[jax.Array], Any] = lambda eta: eta
+
+    def neighbours(self, size: float) -> np.ndarray:
+        """Each parameter changed relative to itself; matrices by a common factor, so that they stay definite."""
+        count = self.etas.shape[1]
+        changes = {4: np.ones(4), 6: np.array([0.5, -0.5, 1, 1, 1, 1])}.get(count, np.array([1, -0.7, 0.4])[:count])
+        return self.etas * (1 + size * changes)
 
 
 def scales(sign: float = 1.0) -> np.ndarray:
@@ -99,9 +112,11 @@ def scales(sign: float = 1.0) -> np.ndarray:
 
 
 def pairs(sign: float) -> np.ndarray:
-    return np.array([[a, sign * b] for a in SCALES for b in (1e-8, 1.0, 12.0, 1e8)])
+    return np.array([[a, sign * b] for a in SCALES for b in (1e-8, 1.0, 1e8)])
 
 
+DISCRETE = {"bernoulli", "categorical", "minimal_categorical", "geometric"}
+DIGAMMA = {"beta", "dirichlet"}
 LOGITS = (-1e4, -40.0, -1.0, 0.0, 1.0, 40.0, 1e4)
 DIRICHLET = Exact(log_beta, mean_logs, lambda eta, xi: -mp.fsum(xi))
 FAILURES = Exact(lambda eta: -mp.log(-mp.expm1(eta[0])), lambda eta: [1 / mp.expm1(-eta[0])])
@@ -124,11 +139,12 @@ EDGES = {
         np.array([[logit, 1.0] for logit in LOGITS]),
     ),
     "gaussian_mean": Edge(
-        lambda: ng.GaussianMean([1e-8, 1e8]),
+        # Powers of two, which are the same in every precision.
+        lambda: ng.GaussianMean([2.0**-27, 2.0**27]),
         Exact(
-            lambda eta: (SMALL * eta[0] ** 2 + LARGE * eta[1] ** 2) / 2,
-            lambda eta: [SMALL * eta[0], LARGE * eta[1]],
-            lambda eta, xi: -mp.fdot(eta, xi) / 2 - 1 - mp.log(2 * mp.pi) - mp.log(SMALL * LARGE) / 2,
+            lambda eta: (eta[0] ** 2 * 2**-27 + eta[1] ** 2 * 2**27) / 2,
+            lambda eta: [eta[0] * 2**-27, eta[1] * 2**27],
+            lambda eta, xi: -mp.fdot(eta, xi) / 2 - 1 - mp.log(2 * mp.pi),
         ),
         np.array([[1.0, 1.0], [1e8, 1e-8], [1e-8, 1e8]]),
     ),
@@ -179,3 +195,122 @@ EDGES = {
         lambda eta: eta[0],
     ),
 }
+
+edges = pytest.mark.parametrize("name", EDGES)
+
+
+@functools.cache
+def computed(name: str, dtype: type) -> dict[str, np.ndarray]:
+    """What a family says about its members far out, compiled in one go."""
+    edge = EDGES[name]
+    family, geometry = edge.family(), ng.Fisher(edge.family())
+    flatten = lambda tree: ravel_pytree(tree)[0]
+
+    @jax.jit
+    @jax.vmap
+    def compute(row, near, far, key):
+        eta = edge.unravel(row)
+        columns = jax.vmap(flatten)(geometry.factor(eta))
+        return {
+            "log_partition": family.log_partition(eta),
+            "moments": flatten(family.to_moments(eta)),
+            "fisher": family.fisher(eta),
+            "squared_factor": columns.T @ columns,
+            "entropy": family.entropy(eta),
+            "near": family.kl(eta, edge.unravel(near)),
+            "far": family.kl(eta, edge.unravel(far)),
+            "scores": jax.vmap(lambda key: flatten(geometry.sample(eta, key)))(jax.random.split(key, 20)),
+        }
+
+    rows = [edge.etas, edge.neighbours(NEAR), edge.neighbours(FAR)]
+    keys = jax.random.split(jax.random.key(0), len(edge.etas))
+    return jax.tree.map(np.asarray, compute(*(jnp.asarray(row, dtype) for row in rows), keys))
+
+
+def sensitivity(function, eta, k):
+    """$\\eta_k\\,\\partial_k f$."""
+    return mp.diff(lambda t: function([*eta[:k], eta[k] * (1 + t), *eta[k + 1 :]]), 0)
+
+
+def slope(function, eta, k):
+    return mp.diff(lambda x: function([*eta[:k], x, *eta[k + 1 :]]), eta[k], relative=bool(eta[k]))
+
+
+def with_slack(function, eta):
+    """An exact value, and by how much it changes, relative to that of the parameters, under rounding."""
+    value = function(eta)
+    return value, abs(value) + mp.fsum(abs(sensitivity(function, eta, k)) for k in range(len(eta)) if eta[k])
+
+
+def assert_rounded(actual, exact, slack, dtype):
+    """`actual` is `exact` up to rounding, unless that overflows; what underflows may be zero."""
+    limits = np.finfo(dtype)
+    if abs(exact) < float(limits.max):
+        floor = max(float(limits.tiny), 10.0 ** (10 - DIGITS))
+        assert abs(mp.mpf(float(actual)) - exact) <= UNITS * float(limits.eps) * slack + floor
+
+
+def exact_rows(name, dtype):
+    return [[mp.mpf(float(x)) for x in row] for row in EDGES[name].etas.astype(dtype)]
+
+
+@edges
+@precisions
+@mp.workdps(DIGITS)
+def test_log_partition_moments_and_fisher(name, dtype):
+    exact, ours = EDGES[name].exact, computed(name, dtype)
+    for i, eta in enumerate(exact_rows(name, dtype)):
+        assert_rounded(ours["log_partition"][i], *with_slack(exact.log_partition, eta), dtype)
+        size = range(len(eta))
+        fisher = [[slope(lambda e, k=k: exact.moments(e)[k], eta, m) for m in size] for k in size]
+        for k in size:
+            # A mean of logarithms is a difference of two digamma functions, and cannot be better than either.
+            digamma = [abs(mp.psi(order, eta[k])) for order in (0, 1)] if name in DIGAMMA else [0, 0]
+            slack = digamma[0] + mp.fsum(abs(fisher[k][m] * eta[m]) for m in size)
+            assert_rounded(ours["moments"][i, k], exact.moments(eta)[k], slack + abs(exact.moments(eta)[k]), dtype)
+            for m in size:
+                slack = mp.sqrt(abs(fisher[k][k] * fisher[m][m])) + digamma[1] * (k == m)
+                assert_rounded(ours["fisher"][i, k, m], fisher[k][m], slack, dtype)
+                assert_rounded(ours["squared_factor"][i, k, m], fisher[k][m], slack, dtype)
+
+
+@pytest.mark.parametrize("name", [name for name, edge in EDGES.items() if edge.exact.mean_log_base])
+@precisions
+@mp.workdps(DIGITS)
+def test_entropy(name, dtype):
+    exact, ours = EDGES[name].exact, computed(name, dtype)
+
+    def entropy(eta):
+        xi = exact.moments(eta)
+        return exact.log_partition(eta) - mp.fdot(eta, xi) - exact.mean_log_base(eta, xi)
+
+    for actual, eta in zip(ours["entropy"], exact_rows(name, dtype), strict=True):
+        value, slack = with_slack(entropy, eta)
+        # The zero of a differential entropy is that of a unit, not of information.
+        assert_rounded(actual, value, slack + (name not in DISCRETE), dtype)
+
+
+@edges
+@pytest.mark.parametrize("distance", ["near", "far"])
+@precisions
+@mp.workdps(DIGITS)
+def test_divergence(name, distance, dtype):
+    exact, ours = EDGES[name].exact, computed(name, dtype)
+    count = EDGES[name].etas.shape[1]
+
+    def divergence(both):
+        eta1, eta2 = both[:count], both[count:]
+        step = [b - a for a, b in zip(eta1, eta2, strict=True)]
+        gap = exact.log_partition(eta2) - exact.log_partition(eta1)
+        return gap - mp.fdot(step, exact.moments(eta1))
+
+    neighbours = EDGES[name].neighbours({"near": NEAR, "far": FAR}[distance]).astype(dtype)
+    for actual, eta, other in zip(ours[distance], exact_rows(name, dtype), neighbours, strict=True):
+        assert actual >= 0
+        assert_rounded(actual, *with_slack(divergence, eta + [mp.mpf(float(x)) for x in other]), dtype)
+
+
+@edges
+@precisions
+def test_scores_of_samples_are_finite(name, dtype):
+    assert np.all(np.isfinite(computed(name, dtype)["scores"]))

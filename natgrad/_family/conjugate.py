@@ -29,9 +29,9 @@ def _solve(family, xi: Array) -> tuple[Array, Array]:
     r"""Damped Newton on the convex $\log Z(\eta) - \langle\eta, \xi\rangle$ for one event.
 
     A step is halved until it stays in the domain and does not raise the objective, which makes the method
-    converge from anywhere. It has converged when each moment is met to rounding, measured against its own size and
-    standard deviation."""
-    tolerance = 64 * jnp.finfo(xi.dtype).eps
+    converge from anywhere. The last step is the one that moves the distribution by a divergence (half of
+    $\delta\eta^\top F\,\delta\eta$) below rounding; since convergence is quadratic, it lands on the solution."""
+    rounding = jnp.finfo(xi.dtype).eps
 
     def objective(eta):
         inside = jnp.stack([jnp.all(requirement.holds) for requirement in family._natural_domain(eta)])
@@ -39,8 +39,9 @@ def _solve(family, xi: Array) -> tuple[Array, Array]:
         return jnp.where(jnp.all(inside), value, jnp.inf)
 
     def backtrack(eta, value, step):
-        # Rounding of the objective hides progress close to the solution: allow for it.
-        limit = value + tolerance * jnp.abs(value)
+        # Rounding of the two parts of the objective hides progress close to the solution: allow for it.
+        pairing = eta * xi
+        limit = value + 64 * rounding * (jnp.abs(value + jnp.sum(pairing)) + jnp.sum(jnp.abs(pairing)))
 
         def too_long(carry):
             _, new_value, halvings = carry
@@ -55,16 +56,16 @@ def _solve(family, xi: Array) -> tuple[Array, Array]:
         return eta + 2 * size * step, value
 
     def unfinished(carry):
-        _, _, is_met, count = carry
-        return ~is_met & (count < MAX_STEPS)
+        _, _, converged, count = carry
+        return ~converged & (count < MAX_STEPS)
 
     def newton(carry):
         eta, value, _, count = carry
         moments, fisher = moments_and_fisher(family, eta)
         residual = moments - xi
-        is_met = jnp.all(jnp.abs(residual) <= tolerance * (jnp.abs(xi) + jnp.sqrt(jnp.diagonal(fisher))))
-        new_eta, new_value = backtrack(eta, value, -jnp.linalg.solve(fisher, residual))
-        return jnp.where(is_met, eta, new_eta), jnp.where(is_met, value, new_value), is_met, count + 1
+        step = -jnp.linalg.solve(fisher, residual)
+        converged = jnp.abs(jnp.vdot(step, residual)) <= rounding
+        return *backtrack(eta, value, step), converged, count + 1
 
     start = family._initial_natural(xi)
     eta, _, converged, _ = jax.lax.while_loop(unfinished, newton, (start, objective(start), jnp.array(False), 0))

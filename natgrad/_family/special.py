@@ -51,8 +51,12 @@ def _shift(x: Array) -> tuple[Array, Array, Array, Array]:
     """Where `x` is large; `x` where it is not; an argument that is; and the factors in between."""
     is_large = x >= LARGE
     small = jnp.where(is_large, 1.0, x)
-    factors = small[..., None] + jnp.arange(LARGE, dtype=x.dtype).reshape((1,) * x.ndim + (-1,))
-    return is_large, small, jnp.where(is_large, x, small + LARGE), factors
+    return is_large, small, jnp.where(is_large, x, small + LARGE), _factors(small)
+
+
+def _factors(x: Array) -> Array:
+    """The factors of $x(x+1)\\cdots(x+n-1)$ along a new last axis."""
+    return x[..., None] + jnp.arange(LARGE, dtype=x.dtype).reshape((1,) * x.ndim + (-1,))
 
 
 def _horner(coefficients, x: Array) -> Array:
@@ -77,9 +81,22 @@ def digamma_remainder(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def remainder_divergence(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    r"""The Bregman divergence $s(y) - s(x) - s'(x)(y - x)$ of the remainder, which is convex."""
-    slope = digamma_remainder(x) + 0.5 / x
-    return stirling_remainder(y) - stirling_remainder(x) - slope * (y - x)
+    r"""The Bregman divergence $s(y) - s(x) - s'(x)(y - x)$ of the remainder, which is convex.
+
+    Below `LARGE` by the recurrence again, whose terms have divergences of their own: the difference above would lose
+    that of neighbours to rounding."""
+    are_large = (x >= LARGE) & (y >= LARGE)
+    moved_x, moved_y = (jnp.where(are_large, value, value + LARGE) for value in (x, y))
+    slope = digamma_remainder(moved_x) + 0.5 / moved_x
+    series = stirling_remainder(moved_y) - stirling_remainder(moved_x) - slope * (moved_y - moved_x)
+    factors = jnp.sum(log_divergence(_factors(x), _factors(y)), axis=-1)
+    recurrence = factors + stirling_divergence(moved_x, moved_y) - stirling_divergence(x, y)
+    return jnp.where(are_large, series, series + recurrence)
+
+
+def stirling_divergence(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    r"""The Bregman divergence of the elementary part of $\log\Gamma$."""
+    return measure_kl(y, x, jnp.log(x / y)) + log_divergence(x, y) / 2
 
 
 def log_shares(alpha: Float[Array, "*lead K"]) -> Float[Array, "*lead K"]:

@@ -52,8 +52,8 @@ class Simplex(AbstractConstraint):
         return jnp.maximum(v - shift, 0.0) + self.margin
 
     def clip(self, w):
-        clipped = jnp.maximum(w, self.margin)
-        return clipped / jnp.sum(clipped, axis=-1, keepdims=True)
+        excess = jnp.maximum(w - self.margin, 0.0)
+        return self.margin + (1 - w.shape[-1] * self.margin) * excess / jnp.sum(excess, axis=-1, keepdims=True)
 
     def barrier(self, w):
         return jnp.sum(jnp.where(w > 0, -jnp.log(jnp.where(w > 0, w, 1.0)), jnp.inf))

@@ -19,7 +19,7 @@ class CG(AbstractSolver):
     **Arguments:**
 
     - `rtol`: stop when the residual is this small relative to the covector.
-    - `max_steps`: stop after so many steps (truncated solve), by default as many as there are parameters. The outcome
+    - `max_steps`: stop after so many steps (truncated solve), by default ten times the number of parameters. The outcome
       says which of the two happened.
     - `preconditioner`: an operator (or a function of trees) close to the inverse of the damped metric, symmetric
       and positive definite.
@@ -40,7 +40,7 @@ class CG(AbstractSolver):
         b = system.covector
         precondition = self._preconditioner(system)
         target = self.rtol * jnp.linalg.norm(b)
-        max_steps = b.size if self.max_steps is None else self.max_steps
+        max_steps = 10 * b.size if self.max_steps is None else self.max_steps
 
         start = jnp.zeros_like(b)
         if self.initial is not None:
