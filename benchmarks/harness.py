@@ -88,9 +88,7 @@ def time_calls(executable: Callable, arguments: tuple, number: int) -> float:
     """Seconds a call, over `number` calls in a row after one that warms up."""
     jax.block_until_ready(executable(*arguments))
     start = time.perf_counter()
-    for _ in range(number):
-        result = executable(*arguments)
-    jax.block_until_ready(result)
+    jax.block_until_ready([executable(*arguments) for _ in range(number)])
     return (time.perf_counter() - start) / number
 
 

@@ -15,7 +15,7 @@ import jax
 from harness import Table, markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-BENCHMARKS = ("categorical",)
+BENCHMARKS = ("categorical", "products", "sample_space")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 INTRODUCTION = """\
@@ -39,7 +39,7 @@ def main(names: list[str]) -> None:
             module = importlib.import_module(name)
             load = os.getloadavg()[0]
             table = module.run(lambda fraction, task=task: progress.advance(task, fraction))
-            sections[name] = section(name, module.__doc__, table, load)
+            sections[name] = section(name, module.__doc__ or "", table, load)
             write(sections)
     print(f"The tables are in {os.path.relpath(RESULTS)}.")
 

@@ -25,9 +25,24 @@ from natgrad._geometry.euclidean import Euclidean as Euclidean
 from natgrad._geometry.fisher import Fisher as Fisher
 from natgrad._geometry.product import ProductGeometry as ProductGeometry
 
-# Tangent vectors and covectors
-from natgrad._vector import Covector as Covector
-from natgrad._vector import Vector as Vector
+# Geometry you can check
+from natgrad._manifold.chart import reparametrise as reparametrise
+from natgrad._manifold.constraint import BackProjection as BackProjection
+from natgrad._manifold.constraint import Backtracking as Backtracking
+from natgrad._manifold.constraint import Clipping as Clipping
+from natgrad._manifold.constraint import Penalty as Penalty
+from natgrad._manifold.constraint import PositiveDefinite as PositiveDefinite
+from natgrad._manifold.constraint import Simplex as Simplex
+from natgrad._manifold.constraint import constrained_step as constrained_step
+from natgrad._manifold.invariance import Task as Task
+from natgrad._manifold.invariance import check_invariance as check_invariance
+from natgrad._manifold.invariance import check_projection as check_projection
+from natgrad._manifold.musical import flat as flat
+from natgrad._manifold.musical import pullback_covector as pullback_covector
+from natgrad._manifold.musical import pushforward as pushforward
+from natgrad._manifold.musical import sharp as sharp
+from natgrad._manifold.rank import null_space as null_space
+from natgrad._manifold.rank import rank as rank
 
 # Metrics on the parameters
 from natgrad._metric.distance import function_distance as function_distance
@@ -53,23 +68,8 @@ from natgrad._solve.sample_space import SampleSpace as SampleSpace
 from natgrad._solve.solve import natural_gradient as natural_gradient
 from natgrad._solve.solve import solve as solve
 
-# Geometry you can check
-from natgrad._manifold.chart import reparametrise as reparametrise
-from natgrad._manifold.constraint import BackProjection as BackProjection
-from natgrad._manifold.constraint import Backtracking as Backtracking
-from natgrad._manifold.constraint import Clipping as Clipping
-from natgrad._manifold.constraint import Penalty as Penalty
-from natgrad._manifold.constraint import PositiveDefinite as PositiveDefinite
-from natgrad._manifold.constraint import Simplex as Simplex
-from natgrad._manifold.constraint import constrained_step as constrained_step
-from natgrad._manifold.invariance import Task as Task
-from natgrad._manifold.invariance import check_invariance as check_invariance
-from natgrad._manifold.invariance import check_projection as check_projection
-from natgrad._manifold.musical import flat as flat
-from natgrad._manifold.musical import pullback_covector as pullback_covector
-from natgrad._manifold.musical import pushforward as pushforward
-from natgrad._manifold.musical import sharp as sharp
-from natgrad._manifold.rank import null_space as null_space
-from natgrad._manifold.rank import rank as rank
+# Tangent vectors and covectors
+from natgrad._vector import Covector as Covector
+from natgrad._vector import Vector as Vector
 
 __version__ = version("natgrad")

@@ -26,9 +26,7 @@ def is_concrete(tree: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def require(
-    value: Value, requirements: Iterable[Requirement], subject: str, *, traced: bool = True
-) -> Value:
+def require(value: Value, requirements: Iterable[Requirement], subject: str, *, traced: bool = True) -> Value:
     """`value`, if it meets the requirements.
 
     Concrete values that fail raise a `ValueError` that shows them. Traced values raise at run time
@@ -67,8 +65,7 @@ def real_array(value: Any, subject: str, dtype: Any = None) -> Array:
         return jnp.asarray(value, dtype=dtype or jnp.result_type(float))
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
-            f"{subject} must be real floating-point, but got dtype `{value.dtype}`. "
-            "Convert it with `.astype(float)`."
+            f"{subject} must be real floating-point, but got dtype `{value.dtype}`. Convert it with `.astype(float)`."
         )
     array = jnp.asarray(value)
     if array.dtype.itemsize < 4:
@@ -78,8 +75,8 @@ def real_array(value: Any, subject: str, dtype: Any = None) -> Array:
 
 def integer_array(value: Any, subject: str) -> Array:
     """`value` as an array of integer labels."""
-    dtype = np.asarray(value).dtype if isinstance(value, int | list | tuple) else getattr(value, "dtype", None)
-    if not jnp.issubdtype(dtype, jnp.integer):
+    dtype: Any = np.asarray(value).dtype if isinstance(value, int | list | tuple) else getattr(value, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(
             f"{subject} must be integer labels, but got `{dtype or type(value).__name__}`. "
             "Convert one-hot rows with `jnp.argmax(x, axis=-1)`."

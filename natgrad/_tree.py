@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -41,9 +42,7 @@ def cast_like(x: PyTree, like: PyTree) -> PyTree:
 
 def at_least_float32(x: PyTree) -> PyTree:
     """Half-precision leaves in single precision, all others as they are."""
-    return jax.tree.map(
-        lambda leaf: leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf, x
-    )
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf, x)
 
 
 def unravel_like(like: PyTree) -> Callable[[Array], PyTree]:
@@ -86,6 +85,6 @@ def flatten(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
     return flat, lambda vector: cast_like(unravel(vector.astype(flat.dtype)), tree)
 
 
-def as_callable(function: Callable) -> Callable:
+def as_callable(function: Callable) -> Any:
     """A function as a pytree: modules as they are, anything else without leaves."""
     return function if isinstance(function, eqx.Module | jax.tree_util.Partial) else jax.tree_util.Partial(function)

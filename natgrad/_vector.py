@@ -10,8 +10,8 @@ from natgrad import _tree
 from natgrad._types import Scalar
 
 MIXED = (
-    "A gradient is a covector: it takes a step and returns a change of cost. It is not itself a step, and adding it to a "
-    "vector or to parameters gives different answers in different units. Turn it into a vector with a metric first: "
+    "A gradient is a covector: it takes a step and returns a change of cost. It is not itself a step, and adding it to "
+    "a vector or to parameters gives different answers in different units. Turn it into a vector with a metric first: "
     "`natgrad.sharp(metric, covector)` (and back with `natgrad.flat(metric, vector)`)."
 )
 
@@ -60,10 +60,12 @@ class Vector(_Tangent):
 class Covector(_Tangent):
     """A linear function of directions, such as a gradient. Maps pull it back."""
 
-    def __call__(self, vector: Vector) -> Scalar:
+    def __call__(self, vector: Any) -> Scalar:
         """The pairing with a vector: for a gradient, the rate of change of the cost along it."""
         if not isinstance(vector, Vector):
-            raise TypeError(f"A covector takes a `Vector`, but got `{type(vector).__name__}`. Wrap it in `natgrad.Vector`.")
+            raise TypeError(
+                f"A covector takes a `Vector`, but got `{type(vector).__name__}`. Wrap it in `natgrad.Vector`."
+            )
         return _tree.vdot(self.tree, vector.tree)
 
     def displace(self, params: PyTree, step: Scalar | float = 1.0) -> PyTree:

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import natgrad as ng
 import numpy as np
 from jax.flatten_util import ravel_pytree
+
+import natgrad as ng
 
 
 class FamilyCase(NamedTuple):
@@ -41,12 +42,8 @@ FAMILIES: dict[str, Callable[[], FamilyCase]] = {
         jnp.array([[0.0, 1.0, 0.3], [-1.0, 1.0, 0.0]]),
         "centred",
     ),
-    "minimal_categorical": lambda: FamilyCase(
-        ng.MinimalCategorical(3), jnp.array([0.5, -1.0]), jnp.array([0.0, 1.0])
-    ),
-    "gaussian_mean_number": lambda: FamilyCase(
-        ng.GaussianMean(0.7), jnp.array([[0.5, -1.0]]), jnp.array([[0.1, 2.0]])
-    ),
+    "minimal_categorical": lambda: FamilyCase(ng.MinimalCategorical(3), jnp.array([0.5, -1.0]), jnp.array([0.0, 1.0])),
+    "gaussian_mean_number": lambda: FamilyCase(ng.GaussianMean(0.7), jnp.array([[0.5, -1.0]]), jnp.array([[0.1, 2.0]])),
     "gaussian_mean_matrix": lambda: FamilyCase(
         ng.GaussianMean(spd([1.0, 0.2], [0.0, 0.5])), jnp.array([0.5, -1.0]), jnp.array([0.1, 2.0])
     ),
@@ -65,13 +62,9 @@ FAMILIES: dict[str, Callable[[], FamilyCase]] = {
         ng.Gamma(), jnp.array([[1.7, -0.6], [0.9, -2.0]]), jnp.array([[3.0, -1.1], [1.0, -1.0]])
     ),
     "beta": lambda: FamilyCase(ng.Beta(), jnp.array([1.3, 2.4]), jnp.array([2.0, 2.0])),
-    "dirichlet": lambda: FamilyCase(
-        ng.Dirichlet(), jnp.array([1.3, 2.4, 0.8]), jnp.array([2.0, 2.0, 14.0])
-    ),
+    "dirichlet": lambda: FamilyCase(ng.Dirichlet(), jnp.array([1.3, 2.4, 0.8]), jnp.array([2.0, 2.0, 14.0])),
     "geometric": lambda: FamilyCase(ng.Geometric(), jnp.array([-0.7, -2.0]), jnp.array([-1.0, -0.4])),
-    "negative_binomial": lambda: FamilyCase(
-        ng.NegativeBinomial(2.5), jnp.array([-0.7, -2.0]), jnp.array([-1.0, -0.4])
-    ),
+    "negative_binomial": lambda: FamilyCase(ng.NegativeBinomial(2.5), jnp.array([-0.7, -2.0]), jnp.array([-1.0, -0.4])),
     "product": lambda: FamilyCase(
         ng.Product({"clicks": ng.Bernoulli(), "place": ng.Gaussian(1)}),
         {"clicks": jnp.array([0.3, -0.5]), "place": (jnp.array([0.5]), jnp.array([[2.0]]))},

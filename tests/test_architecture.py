@@ -14,9 +14,9 @@ PACKAGE = ROOT / "natgrad"
 
 # Each part may import the parts of the lines above its own. Parts on one line never see each other.
 LAYERS = [
-    ["_types"],
+    ["_types", "_progress"],
     ["_tree"],
-    ["_check"],
+    ["_check", "_vector"],
     ["_linalg"],
     ["_family", "_operator", "_sites"],
     ["_geometry"],
@@ -37,11 +37,18 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 HELPERS = {
     "_family": {"conjugate", "counts", "special", "symmetric"},
     "_geometry": {"autodiff"},
+    "_metric": {"linearise", "output"},
+    "_solve": {"result"},
 }
 # ... and an assembly imports its parts, written as {"folder.assembly": {"part", ...}}.
 ASSEMBLIES = {
     "_family.beta": {"dirichlet"},
     "_family.gaussian": {"gaussian_precision"},
+    "_metric.loader": {"pullback"},
+    "_metric.moments": {"pullback"},
+    "_solve.auto": {"cg", "cholesky", "pseudo_inverse", "sample_space"},
+    "_solve.solve": {"auto"},
+    "_manifold.invariance": {"chart"},
 }
 
 OPTIONAL = {"matplotlib", "plotly", "rich", "typer", "sklearn", "orbax"}
@@ -51,8 +58,7 @@ MAX_LINES = 400
 def package_sources() -> dict[str, str]:
     """Sources of the package by dotted name without `natgrad`; folders end in `__init__`."""
     return {
-        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text()
-        for path in PACKAGE.rglob("*.py")
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text() for path in PACKAGE.rglob("*.py")
     }
 
 
@@ -111,9 +117,7 @@ def nested_imports(module: str, source: str) -> list[str]:
 def private_names(module: str, source: str) -> list[str]:
     """Private parts of other packages, imported or reached as attributes of an import."""
     tree = ast.parse(source)
-    foreign = {
-        name: bound for name, bound in imports(module, tree) if name.split(".")[0] != "natgrad"
-    }
+    foreign = {name: bound for name, bound in imports(module, tree) if name.split(".")[0] != "natgrad"}
     attributes = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     reached = [name for name in attributes if name.split(".")[0] in foreign.values()]
     private = re.compile(r"jax\.interpreters\b|[\w.]*\b_(?!_)")

@@ -3,10 +3,11 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import natgrad as ng
 import numpy as np
 import pytest
 from helpers import FAMILIES
+
+import natgrad as ng
 from natgrad._family.base import AbstractFamily
 
 NAN = np.nan
@@ -219,9 +220,9 @@ MOMENTS = {
     "integers": (
         lambda: ng.Bernoulli().to_natural(np.array([0, 1])),
         TypeError,
-        "`Bernoulli.to_natural`: moments `xi`.*floating-point",
+        "`Bernoulli.to_natural`: moment `xi`.*floating-point",
     ),
-    "nan": (lambda: ng.Poisson().to_natural(NAN), ValueError, "`Poisson.to_natural`: moments `xi`.*finite"),
+    "nan": (lambda: ng.Poisson().to_natural(NAN), ValueError, "`Poisson.to_natural`: moment `xi`.*finite"),
     "bernoulli_zero": (
         lambda: ng.Bernoulli().to_natural([0.0, 0.5]),
         ValueError,
@@ -400,7 +401,7 @@ MAXIMUM_LIKELIHOOD = {
     "one_vector": (
         lambda: ng.Gaussian(2).maximum_likelihood(np.ones(2)),
         ValueError,
-        r"average statistics of `xs`.*trailing shape \(..., 2\), but got \(\)",
+        r"average statistic of `xs`.*trailing shape \(..., 2\), but got \(\)",
     ),
     "numbers_of_observations": (
         lambda: PAIR().maximum_likelihood((np.ones(2), np.ones(3))),
@@ -410,12 +411,12 @@ MAXIMUM_LIKELIHOOD = {
     "outside": (
         lambda: ng.Gamma().maximum_likelihood([1.0, 0.0]),
         ValueError,
-        "`Gamma.maximum_likelihood`: observations `xs` needs numbers above 0",
+        "`Gamma.maximum_likelihood`: observation array `xs` needs numbers above 0",
     ),
     "same_label": (
         lambda: ng.Categorical(3).maximum_likelihood(np.array([1, 1])),
         ValueError,
-        "average statistics of `xs` needs probabilities above 0.*Smooth",
+        "average statistic of `xs` needs probabilities above 0.*Smooth",
     ),
     "same_outcome": (lambda: ng.Bernoulli().maximum_likelihood([1.0, 1.0]), ValueError, "between 0 and 1"),
     "nothing_counted": (lambda: ng.Poisson().maximum_likelihood([0, 0]), ValueError, "above 0.*pseudo-count"),

@@ -8,15 +8,17 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import mpmath as mp
-import natgrad as ng
 import numpy as np
 import pytest
-from helpers import FAMILIES, flat
+from helpers import FAMILIES
 from jax.flatten_util import ravel_pytree
 from scipy import stats
+
+import natgrad as ng
 
 # Units in the last place: a sum of a few dozen rounded terms.
 UNITS = 64
@@ -128,14 +130,10 @@ EDGES = {
         np.array(LOGITS)[:, None],
         lambda eta: eta[0],
     ),
-    "categorical": Edge(
-        ng.Categorical, Exact(log_sum_exp, softmax), np.array([[logit, 0.0, 1.0] for logit in LOGITS])
-    ),
+    "categorical": Edge(ng.Categorical, Exact(log_sum_exp, softmax), np.array([[logit, 0.0, 1.0] for logit in LOGITS])),
     "minimal_categorical": Edge(
         ng.MinimalCategorical,
-        Exact(
-            lambda eta: log_sum_exp(with_last_class(eta)), lambda eta: softmax(with_last_class(eta))[:-1]
-        ),
+        Exact(lambda eta: log_sum_exp(with_last_class(eta)), lambda eta: softmax(with_last_class(eta))[:-1]),
         np.array([[logit, 1.0] for logit in LOGITS]),
     ),
     "gaussian_mean": Edge(
@@ -182,15 +180,11 @@ EDGES = {
         pairs(-1),
     ),
     "beta": Edge(ng.Beta, DIRICHLET, pairs(1)),
-    "dirichlet": Edge(
-        ng.Dirichlet, DIRICHLET, np.array([row for s in SCALES for row in ([s, s, s], [s, 1.0, 1e3])])
-    ),
+    "dirichlet": Edge(ng.Dirichlet, DIRICHLET, np.array([row for s in SCALES for row in ([s, s, s], [s, 1.0, 1e3])])),
     "geometric": Edge(ng.Geometric, FAILURES, scales(-1), lambda eta: eta[0]),
     "negative_binomial": Edge(
         lambda: ng.NegativeBinomial(2.5),
-        Exact(
-            lambda eta: 2.5 * FAILURES.log_partition(eta), lambda eta: [2.5 * FAILURES.moments(eta)[0]], None
-        ),
+        Exact(lambda eta: 2.5 * FAILURES.log_partition(eta), lambda eta: [2.5 * FAILURES.moments(eta)[0]], None),
         scales(-1),
         lambda eta: eta[0],
     ),
@@ -314,3 +308,140 @@ def test_divergence(name, distance, dtype):
 @precisions
 def test_scores_of_samples_are_finite(name, dtype):
     assert np.all(np.isfinite(computed(name, dtype)["scores"]))
+
+
+# What has no closed form, or is best said with numbers ----------------------------------------------------
+
+
+def poisson_entropy(rate: float) -> float:
+    if rate > 1e3:
+        # The terms left out are of order 1 / rate^3.
+        return 0.5 * np.log(2 * np.pi * np.e * rate) - 1 / (12 * rate) - 1 / (24 * rate**2)
+    return sum_of_entropy(stats.poisson(rate).logpmf(np.arange(20 + 4 * rate)))
+
+
+def sum_of_entropy(log_p: np.ndarray) -> float:
+    log_p = log_p[np.isfinite(log_p)]
+    return -np.exp(log_p) @ log_p
+
+
+@precisions
+def test_poisson_entropy(dtype):
+    etas = np.log(np.array([1e-8, 1e-3, 0.3, 1.0, 30.0, 99.0, 100.0, 101.0, 1e5, 1e8])).astype(dtype)
+    entropies = jax.jit(jax.vmap(ng.Poisson().entropy))(etas)
+    for eta, entropy in zip(etas.astype(np.float64), entropies, strict=True):
+        # Up to a rate of 100 the entropy (and its reference) is a sum of parts of size `rate * eta`.
+        parts = np.exp(eta) * eta if 0 < eta <= np.log(100) else 0.0
+        eps = np.finfo(dtype).eps
+        np.testing.assert_allclose(entropy, poisson_entropy(np.exp(eta)), UNITS * eps, 4 * eps * parts)
+
+
+def test_poisson_entropy_is_smooth_where_the_formulas_change():
+    eta = np.log(100.0)
+    slopes = jax.jit(jax.vmap(jax.grad(ng.Poisson().entropy)))(np.array([eta - 1e-9, eta, eta + 1e-9]))
+    np.testing.assert_allclose(slopes, 0.5 + 1 / 1200 + 1 / 120000 + 19 / 1.2e8, rtol=1e-8)
+
+
+@precisions
+def test_negative_binomial_entropy(dtype):
+    eps = np.finfo(dtype).eps
+    for count in (1e-3, 0.1, 1.0, 2.5, 100.0):
+        etas = np.array([-40.0, -1.0, -0.1, -1e-6], dtype)
+        entropies = np.asarray(jax.jit(jax.vmap(ng.NegativeBinomial(count).entropy))(etas))
+        x = np.arange(5000)
+        for eta, entropy in zip(etas[:3].astype(np.float64), entropies[:3], strict=True):
+            expected = sum_of_entropy(stats.nbinom(count, -np.expm1(eta)).logpmf(x))
+            # The parts are as large as the count.
+            np.testing.assert_allclose(entropy, expected, UNITS * eps, UNITS * eps * (1 + count))
+        if count >= 1:
+            # Many failures are a continuous waiting time.
+            limit = stats.gamma(count, scale=1e6).entropy()
+            np.testing.assert_allclose(entropies[3], limit, rtol=1e-5 + UNITS * eps)
+
+
+@precisions
+@mp.workdps(DIGITS)
+def test_counts_of_zero_and_of_many(dtype):
+    family = ng.Poisson()
+    points = [(rate, x) for rate in (1e-8, 1.0, 1e8) for x in (0, 1, 10**8)]
+    etas, xs = np.log([rate for rate, _ in points]).astype(dtype), np.array([x for _, x in points], dtype)
+    for eta, x, log_prob in zip(etas, xs, jax.jit(jax.vmap(family.log_prob))(etas, xs), strict=True):
+        eta, x = mp.mpf(float(eta)), mp.mpf(float(x))
+        parts = [eta * x, -mp.exp(eta), -mp.loggamma(x + 1)]
+        assert_rounded(log_prob, mp.fsum(parts), mp.fsum(map(abs, parts)) + abs(eta) * mp.exp(eta), dtype)
+
+
+@precisions
+def test_outcomes_of_probability_zero_and_one(dtype):
+    large = jnp.array(1e4, dtype)
+    bernoulli, categorical = jax.jit(ng.Bernoulli().log_prob), jax.jit(ng.Categorical().log_prob)
+    assert [bernoulli(large, x) for x in (0, 0.5, 1)] == [-1e4, -5e3, 0]
+    assert [bernoulli(-large, x) for x in (0, 0.5, 1)] == [0, -5e3, -1e4]
+    logits = jnp.stack([large, jnp.zeros_like(large), -large])
+    assert [categorical(logits, x) for x in (0, 1, 2)] == [0, -1e4, -2e4]
+    np.testing.assert_array_equal(ng.Categorical().score(logits, 2), [-1, 0, 1])
+    assert ng.Bernoulli().kl(large, -large) == 1e4
+    assert ng.Categorical().kl(logits, -logits) == 2e4
+
+
+@pytest.mark.parametrize(
+    ("family", "sign"), [(ng.Gamma, -1), (ng.Beta, 1), (ng.Dirichlet, 1)], ids=["gamma", "beta", "dirichlet"]
+)
+def test_natural_parameters_invert_the_moments(family, sign):
+    """Also where Newton's method has to start from a poor guess. What rounding of the moments moves, may move."""
+    scales = (1e-8, 1e-4, 0.3, 1.0, 8.0, 12.0, 1e3, 1e8)
+    etas = jnp.array([[a, sign * b] for a in scales for b in scales])
+    etas = etas if family is not ng.Dirichlet else jnp.pad(etas, [(0, 0), (0, 1)], constant_values=1.0)
+
+    @jax.jit
+    def round_trip(etas):
+        back = family().to_natural(family().to_moments(etas))
+        return jax.vmap(family().kl)(etas, back), jax.vmap(family().kl)(back, etas)
+
+    for divergences in round_trip(etas):
+        assert np.max(np.asarray(divergences)) < 1e-13
+
+
+def test_mean_far_from_zero():
+    family = ng.Gaussian(1)
+    mean, covariance = family.to_mean(family.from_mean([1e9], [[2.0]]))
+    np.testing.assert_allclose([*mean, *covariance[0]], [1e9, 2.0], rtol=1e-15)
+
+
+@precisions
+def test_rates_beyond_the_integers(dtype, getkey):
+    """Counts larger than an integer of 32 or 64 bits can be."""
+    for eta, family in [(60.0, ng.Poisson()), (-1e-12, ng.NegativeBinomial(1e8))]:
+        eta = jnp.asarray(eta, dtype)
+        draws, xi = family.sample(eta, getkey(), (1000,)), family.to_moments(eta)
+        error = np.sqrt(family.fisher(eta)[0, 0] / 1000) + np.finfo(dtype).eps * xi
+        np.testing.assert_allclose(np.mean(np.asarray(draws, np.float64)), xi, atol=5 * error)
+
+
+# Single precision ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.float32
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32_agrees_with_float64(name, getkey):
+    """What is not tested above, at members of moderate size, in the digits that single precision has."""
+    family, eta, *_ = FAMILIES[name]()
+    x = eqx.filter_jit(type(family).sample)(family, eta, getkey())
+
+    @eqx.filter_jit
+    def compute(family, eta, x):
+        return family.to_natural(family.to_moments(eta)), family.log_prob(eta, x), family.score(eta, x)
+
+    single = jax.tree.map(np.asarray, compute(family, eta, x))
+    # The same numbers in double precision, those inside the family included.
+    widen = lambda leaf: np.asarray(leaf, np.float64 if leaf.dtype == np.float32 else leaf.dtype)
+    widened = jax.tree.map(widen, (family, eta, x))
+    with jax.enable_x64(True):
+        double = jax.tree.map(np.asarray, compute(*widened))
+
+    def compare(actual, expected):
+        assert (actual.dtype, expected.dtype) == (np.float32, np.float64)
+        scale = 1 + np.max(np.abs(expected))
+        np.testing.assert_allclose(actual, expected, 0, UNITS * np.finfo(np.float32).eps * scale)
+
+    jax.tree.map(compare, single, double)

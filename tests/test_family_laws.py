@@ -7,11 +7,12 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
-import natgrad as ng
 import numpy as np
 import pytest
 from helpers import FAMILIES, assert_close, assert_mean, flat, projection, ravel
 from jax.flatten_util import ravel_pytree
+
+import natgrad as ng
 
 DRAWS = 20_000
 

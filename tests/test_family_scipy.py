@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import natgrad as ng
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from scipy import special, stats
+
+import natgrad as ng
 
 COVARIANCE = np.array([[1.5, 0.4], [0.4, 0.7]])
 PRECISION = np.linalg.inv(COVARIANCE)

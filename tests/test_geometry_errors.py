@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import natgrad as ng
 import numpy as np
 import pytest
+
+import natgrad as ng
 
 Z = np.array([0.5, -1.0])
 
@@ -27,7 +28,7 @@ REFUSED = {
     "outside_the_family": (
         lambda: ng.Fisher(ng.Exponential()).metric_mv(np.array([1.0]), np.array([1.0])),
         ValueError,
-        r"`Fisher.metric_mv` of `Exponential`: natural parameters `z` needs negative numbers",
+        r"`Fisher.metric_mv` of `Exponential`: natural parameter `z` needs negative numbers",
     ),
     "outside_through_a_chart": (
         lambda: ng.Fisher(ng.Exponential(), chart=lambda z: z).sample(np.array([1.0]), jax.random.key(0)),

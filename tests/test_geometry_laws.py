@@ -4,11 +4,12 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
-import natgrad as ng
 import numpy as np
 import pytest
 from helpers import FAMILIES, GEOMETRIES, assert_close, assert_mean, columns, flat, projection, ravel
 from jax.flatten_util import ravel_pytree
+
+import natgrad as ng
 
 DRAWS = 20_000
 
@@ -153,7 +154,9 @@ def test_cotangents_have_the_dtype_of_the_output(name, dtype, getkey):
     assert rho.dtype == jnp.float32
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (z, other))
     digits = float(jnp.finfo(dtype).eps)
-    assert_close(jax.tree.map(jnp.float32, product), jax.jit(lambda z, v: geometry.metric_mv(z, v))(*wide), 2 * digits, digits)
+    assert_close(
+        jax.tree.map(jnp.float32, product), jax.jit(lambda z, v: geometry.metric_mv(z, v))(*wide), 2 * digits, digits
+    )
 
 
 @pytest.mark.float32

@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 import lineax as lx
-import natgrad as ng
 import numpy as np
 import pytest
 from helpers import assert_close, assert_mean, flat, ravel
 from models import MODELS, normal
+
+import natgrad as ng
 
 
 def metric_and_matrix(name="dense", **options):
@@ -32,7 +33,7 @@ def test_sampled_fisher_is_unbiased_and_its_error_falls_with_the_root_of_the_sam
         sampled = ng.pullback(case.model, case.geometry, case.params, case.x, key=key, num_samples=num_samples)
         return jnp.linalg.norm(sampled.as_matrix() - matrix)
 
-    sizes = np.array([4, 16, 64, 256])
+    sizes = [4, 16, 64, 256]
     errors = [
         float(jnp.sqrt(jnp.mean(jax.jit(jax.vmap(lambda k, n=n: error(n, k)))(jax.random.split(getkey(), 24)) ** 2)))
         for n in sizes
@@ -100,7 +101,7 @@ def test_accumulation_over_batches_is_the_metric_of_all_data(getkey):
     expected = np.linalg.solve(matrix + 0.1 * np.eye(len(matrix)), flat(covector))
     assert solution.result == ng.RESULTS.successful
     assert_close(flat(solution.value), expected, 1e-8)
-    draws = np.stack([flat(loader.sample(key)) for key in jax.random.split(getkey(), 300)])
+    draws = np.stack([flat(loader.sample(key)) for key in jax.random.split(getkey(), 200)])
     assert_mean(draws[:, :, None] * draws[:, None, :], matrix, 6.0)
     damped = loader + 0.1 * ng.identity(case.params)
     assert_close(flat(damped.mv(covector)), (matrix + 0.1 * np.eye(len(matrix))) @ flat(covector), 1e-9)
@@ -132,10 +133,10 @@ def test_solves_differentiate_and_map(getkey):
 
     points = jnp.array([0.7, 1.0])
     mapped = jax.jit(jax.vmap(answer))(points)
-    assert_close(mapped, jnp.stack([jax.jit(answer)(p) for p in points]), 1e-8)
-    slope = jax.jit(jax.grad(answer))(jnp.array(1.0))
-    tangent = jax.jit(lambda p: jax.jvp(answer, (p,), (jnp.ones_like(p),))[1])(jnp.array(1.0))
-    difference = (jax.jit(answer)(1.0 + 1e-5) - jax.jit(answer)(1.0 - 1e-5)) / 2e-5
+    single = jax.jit(answer)
+    assert_close(mapped, jnp.stack([single(p) for p in points]), 1e-8)
+    slope, tangent = jax.jit(lambda p: (jax.grad(answer)(p), jax.jvp(answer, (p,), (jnp.ones_like(p),))[1]))(points[1])
+    difference = (single(points[1] + 1e-5) - single(points[1] - 1e-5)) / 2e-5
     assert_close(slope, difference, 1e-6)
     assert_close(tangent, difference, 1e-6)
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -185,7 +185,7 @@ class AbstractFamily(eqx.Module):
         r"""Natural parameters that make the observations `xs` (along the leading axis) most likely: those
         whose moments are the average statistics, $\xi = \frac1N\sum_i t(x_i)$."""
         name = f"`{type(self).__name__}.maximum_likelihood`"
-        xs = self._check_observation(xs, "maximum_likelihood", name="observations `xs`")
+        xs = self._check_observation(xs, "maximum_likelihood", name="observation array `xs`")
         counts = {leaf.shape[:1] for leaf in jax.tree.leaves(xs)}
         if counts & {(), (0,)} or len(counts) != 1:
             raise ValueError(
@@ -193,7 +193,7 @@ class AbstractFamily(eqx.Module):
                 f"{[leaf.shape for leaf in jax.tree.leaves(xs)]}. Stack the observations first."
             )
         xi = jax.tree.map(lambda t: jnp.mean(t, axis=0), self._statistics(xs))
-        return self._to_natural(self._check_moments(xi, "maximum_likelihood", "the average statistics of `xs`"))
+        return self._to_natural(self._check_moments(xi, "maximum_likelihood", "the average statistic of `xs`"))
 
     def natural_gradient(self, cost: Callable[[Natural], Scalar], eta: Natural) -> Natural:
         r"""The natural gradient $F^{-1}\nabla J(\eta)$ of a cost of the natural parameters, obtained as
@@ -213,11 +213,11 @@ class AbstractFamily(eqx.Module):
 
     def _check_natural(self, eta: Natural, method: str, name: str = "eta") -> Natural:
         """`eta` as arrays of this family's shapes, inside its domain; or an error that says why not."""
-        subject = f"`{type(self).__name__}.{method}`: natural parameters `{name}`"
+        subject = f"`{type(self).__name__}.{method}`: natural parameter `{name}`"
         eta = self._arrays(eta, subject)
         return require(eta, [all_finite(eta), *self._natural_domain(eta)], subject)
 
-    def _check_moments(self, xi: Moments, method: str, name: str = "moments `xi`") -> Moments:
+    def _check_moments(self, xi: Moments, method: str, name: str = "moment `xi`") -> Moments:
         """`xi` as arrays of this family's shapes, inside its domain; or an error that says why not."""
         subject = f"`{type(self).__name__}.{method}`: {name}"
         xi = self._arrays(xi, subject)
@@ -247,9 +247,7 @@ class AbstractFamily(eqx.Module):
         shapes = self._event_shapes
         parts = value if len(shapes) > 1 else (value,)
         if not isinstance(parts, tuple | list) or len(parts) != len(shapes):
-            raise TypeError(
-                f"{subject} must be a tuple of {len(shapes)} arrays, but got `{type(value).__name__}`."
-            )
+            raise TypeError(f"{subject} must be a tuple of {len(shapes)} arrays, but got `{type(value).__name__}`.")
         arrays = _tree.promote(*(real_array(part, subject) for part in parts))
         leads = set()
         for array, shape in zip(arrays, shapes, strict=True):
@@ -267,7 +265,8 @@ class AbstractFamily(eqx.Module):
     def _observed(self, x: Observation, subject: str, dtype: jnp.dtype | None) -> Observation:
         if self.observation_type is int:
             return integer_array(x, subject)
-        if jnp.issubdtype(getattr(x, "dtype", None), jnp.integer) or getattr(x, "dtype", None) == bool:
+        given: Any = getattr(x, "dtype", None)
+        if given is not None and (jnp.issubdtype(given, jnp.integer) or jnp.issubdtype(given, jnp.bool_)):
             x = x.astype(dtype or jnp.result_type(float))
         x = real_array(x, subject, dtype)
         check_event(x, self._event_shapes[0][: self.observation_ndim], subject)
@@ -309,9 +308,7 @@ def same_shapes(x: PyTree, y: PyTree, subject: str) -> None:
         raise ValueError(f"{subject} needs two parameters of the same shape, but got {shapes[0]} and {shapes[1]}.")
 
 
-def check_event(
-    array: Array, wanted: tuple[int | None, ...], subject: str
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def check_event(array: Array, wanted: tuple[int | None, ...], subject: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Leading shape and event shape of an array, the latter as wanted; or an error that says why not."""
     split = max(array.ndim - len(wanted), 0)
     lead, event = array.shape[:split], array.shape[split:]

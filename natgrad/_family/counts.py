@@ -9,13 +9,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from natgrad._check import Requirement
-from natgrad._family.special import measure_kl
+from natgrad._family.special import log_gamma, measure_kl
 from natgrad._types import Key
 
+LogLaplace = Callable[[Array], Array]
+
 # Nodes of the trapezoid rule in u = log t. The integrand is analytic in a strip of half-width pi/2, so the error
-# is about exp(-pi^2 / STEP); it decays like exp(u) to the left and doubly exponentially to the right.
+# is about exp(-pi^2 / STEP). It decays like the mean times exp(u) to the left and doubly exponentially to the right,
+# if s is small from u = -log s on.
 STEP = 0.25
-NODES = np.exp(np.arange(-40.0, 5.0, STEP))
+NODES = np.exp(np.arange(-60.0, 25.0, STEP))
 
 
 # Above this rate a Poisson count is a Gaussian for all purposes: the skewness is 1e-4.
@@ -53,6 +56,12 @@ def failures_kl(eta1: Float[Array, "*shape"], eta2: Float[Array, "*shape"]) -> F
     return (failure + measure_kl(success1, success2, jnp.log(success2 / success1))) / success1
 
 
+def log_factorial(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Exactly zero where it is: the log probability of counting nothing may be tiny."""
+    is_zero = x < 2
+    return jnp.where(is_zero, 0.0, log_gamma(jnp.where(is_zero, 2.0, x + 1)))
+
+
 def draw_poisson(rate: Float[Array, "*shape"], key: Key) -> Float[Array, "*shape"]:
     """Counts of the given rates: from `MANY` on, where integers overflow, rounded Gaussians of the same moments."""
     is_many = rate > MANY
@@ -61,19 +70,28 @@ def draw_poisson(rate: Float[Array, "*shape"], key: Key) -> Float[Array, "*shape
     return jnp.where(is_many, many, few)
 
 
-def mean_log_gamma(
-    shift: Array | float, mean: Float[Array, "..."], log_laplace: Callable[[Array], Array]
-) -> Float[Array, "..."]:
-    r"""$\mathbb{E}\log\Gamma(x + s)$ for counts $x$, from the Laplace transform $M(t) = \mathbb{E}e^{-tx}$ alone.
+def mean_log_factorial(mean: Float[Array, "*shape"], log_laplace: LogLaplace) -> Float[Array, "*shape"]:
+    r"""$\mathbb{E}\log x!$ for counts $x$, from the Laplace transform $M(t) = \mathbb{E}e^{-tx}$ alone.
 
     Malmsten's formula gives $\log\Gamma(z)$ as an integral in which $z$ appears linearly and in $e^{-zt}$, so its
-    expectation is $\int_0^\infty \big[(\bar x + s - 1)e^{-t} -
-    \frac{e^{-t} - e^{-st}M(t)}{1 - e^{-t}}\big]\frac{dt}{t}$, and $dt/t = du$ for $u = \log t$."""
+    expectation at $z = x + 1$ is $\int_0^\infty \big[\bar x -
+    \frac{1 - M(t)}{1 - e^{-t}}\big]e^{-t}\,\frac{dt}{t}$, and $dt/t = du$ for $u = \log t$."""
+    return integral(lambda t: jnp.exp(-t) * (mean + jnp.expm1(log_laplace(t)) / -jnp.expm1(-t)), mean.dtype)
+
+
+def mean_log_rising(shift: Float[Array, ""], log_laplace: LogLaplace) -> Float[Array, "*shape"]:
+    r"""$\mathbb{E}\log\Gamma(x + s)/\Gamma(x + 1)$ likewise, as $\int_0^\infty \big[(s - 1)e^{-t} -
+    M(t)\frac{e^{-t} - e^{-st}}{1 - e^{-t}}\big]\frac{dt}{t}$: no part of it grows with the counts."""
+    is_below = shift < 1
+    rest = jnp.abs(jnp.where(is_below, 1 - shift, shift - 1))
 
     def integrand(t):
-        # e^-t - e^-st M(t) without cancellation at small t.
-        gap = -jnp.exp(-t) * jnp.expm1((1 - shift) * t + log_laplace(t))
-        return (mean + (shift - 1)) * jnp.exp(-t) - gap / -jnp.expm1(-t)
+        gap = jnp.where(is_below, jnp.exp(-shift * t), -jnp.exp(-t)) * jnp.expm1(-rest * t)
+        return (shift - 1) * jnp.exp(-t) - jnp.exp(log_laplace(t)) * gap / -jnp.expm1(-t)
 
-    nodes = jnp.asarray(NODES, mean.dtype)
-    return STEP * jnp.sum(jax.vmap(integrand)(nodes), axis=0)
+    return integral(integrand, shift.dtype)
+
+
+def integral(integrand: Callable[[Array], Array], dtype) -> Array:
+    r"""$\int_0^\infty f(t)\,dt/t$."""
+    return STEP * jnp.sum(jax.vmap(integrand)(jnp.asarray(NODES, dtype)), axis=0)

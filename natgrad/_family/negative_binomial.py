@@ -10,11 +10,11 @@ from natgrad._family.counts import (
     log_probability,
     log_success,
     mean_failures,
-    mean_log_gamma,
+    mean_log_rising,
     positive_mean,
     whole_numbers,
 )
-from natgrad._family.special import log_gamma
+from natgrad._family.special import log_beta, log_gamma
 
 
 class NegativeBinomial(AbstractFamily):
@@ -56,14 +56,14 @@ class NegativeBinomial(AbstractFamily):
         return whole_numbers(x)
 
     def _log_base_measure(self, x):
-        count = self._count(x)
-        return jnp.sum(log_gamma(x + count) - log_gamma(x + 1) - log_gamma(count))
+        # The binomial coefficient as a beta function, which keeps its digits where the counts are large.
+        count = jnp.broadcast_to(self._count(x), x.shape)
+        return -jnp.sum(log_beta(jnp.stack([x + 1, count], axis=-1)) + jnp.log(x + count))
 
     def _mean_log_base_measure(self, eta):
-        count, mean = self._count(eta), self._to_moments(eta)
-        log_laplace = lambda t: count * (log_success(eta) - log_success(eta - t))
-        both = mean_log_gamma(count, mean, log_laplace) - mean_log_gamma(1.0, mean, log_laplace)
-        return jnp.sum(both - log_gamma(count))
+        count = self._count(eta)
+        log_laplace = lambda t: -count * jnp.log1p(mean_failures(eta) * -jnp.expm1(-t))
+        return jnp.sum(mean_log_rising(count, log_laplace) - log_gamma(count))
 
     def _to_moments(self, eta):
         return self._count(eta) * mean_failures(eta)

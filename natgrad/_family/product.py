@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 from jaxtyping import PyTree
 
@@ -95,7 +97,9 @@ class Product(AbstractFamily):
         try:
             return jax.tree.structure(self.families, is_leaf=is_family).flatten_up_to(value)
         except (ValueError, TypeError) as error:
-            raise TypeError(f"{subject} must have the structure of `Product.families`, but {str(error).rstrip('.')}.") from error
+            raise TypeError(
+                f"{subject} must have the structure of `Product.families`, but {str(error).rstrip('.')}."
+            ) from error
 
     def _unflatten(self, parts):
         return jax.tree.unflatten(jax.tree.structure(self.families, is_leaf=is_family), parts)
@@ -107,7 +111,7 @@ class Product(AbstractFamily):
     def _map(self, method, *trees):
         return self._unflatten(self._call(method, *trees))
 
-    def _sum(self, method, *trees):
+    def _sum(self, method, *trees) -> Any:
         return sum(self._call(method, *trees))
 
     def _collect(self, method, tree):

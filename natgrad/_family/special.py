@@ -1,14 +1,13 @@
 r"""Divergences, and gamma functions split into a large elementary part and a small remainder.
 
 $\log\Gamma(x) = (x - \frac12)\log x - x + \frac12\log 2\pi + s(x)$ with $s(x) \approx 1/12x$. Differences of
-log-gamma and digamma functions at large arguments, as in the beta and Dirichlet families, cancel in the elementary part,
-where that can be done by hand, instead of in the digits. The
-parts are convex, so divergences become sums of non-negative terms. Only logarithms and divisions are used, so all derivatives
-compile quickly (the polygamma functions of XLA take seconds).
+log-gamma and digamma functions at large arguments, as in the beta and Dirichlet families, cancel in the elementary
+part, where that can be done by hand, instead of in the digits. The
+parts are convex, so divergences become sums of non-negative terms. Only logarithms and divisions are used, so all
+derivatives compile quickly (the polygamma functions of XLA take seconds).
 """
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +41,7 @@ def stirling_remainder(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     r"""$s(x)$; below `LARGE` by the recurrence $\Gamma(x + n) = x(x+1)\cdots(x+n-1)\,\Gamma(x)$."""
     is_large, small, shifted, factors = _shift(x)
     inverse = 1 / shifted
-    series = _horner(SERIES, inverse**2) * inverse
+    series = horner(SERIES, inverse**2) * inverse
     recurrence = stirling(shifted) - stirling(small) - jnp.sum(jnp.log(factors), axis=-1)
     return jnp.where(is_large, series, series + recurrence)
 
@@ -59,7 +58,7 @@ def _factors(x: Array) -> Array:
     return x[..., None] + jnp.arange(LARGE, dtype=x.dtype).reshape((1,) * x.ndim + (-1,))
 
 
-def _horner(coefficients, x: Array) -> Array:
+def horner(coefficients, x: Array) -> Array:
     value = jnp.zeros_like(x)
     for coefficient in reversed(coefficients):
         value = value * x + coefficient
@@ -75,7 +74,7 @@ def digamma_remainder(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     is_large, small, shifted, factors = _shift(x)
     inverse = 1 / shifted
     slopes = [-(2 * k + 1) * coefficient for k, coefficient in enumerate(SERIES)]
-    series = _horner(slopes, inverse**2) * inverse**2 - inverse / 2
+    series = horner(slopes, inverse**2) * inverse**2 - inverse / 2
     recurrence = jnp.log(shifted / small) - jnp.sum(1 / factors, axis=-1)
     return jnp.where(is_large, series, series + recurrence)
 

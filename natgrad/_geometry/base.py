@@ -134,7 +134,10 @@ def as_output(z: Any, method: str, name: str) -> Output:
     halves = (jnp.float16, jnp.bfloat16)
     return jax.tree.unflatten(
         structure,
-        [leaf if getattr(leaf, "dtype", None) in halves else real_array(leaf, f"{method}: `{name}`") for leaf in leaves],
+        [
+            leaf if getattr(leaf, "dtype", None) in halves else real_array(leaf, f"{method}: `{name}`")
+            for leaf in leaves
+        ],
     )
 
 

@@ -15,8 +15,8 @@ class Dissimilarity(AbstractGeometry):
     r"""Any smooth function $\rho(z, z_0)$ that is least, with zero gradient, where its arguments agree;
     $G_z$ is its Hessian in the first argument there, by automatic differentiation.
 
-    At a concrete output the gradient at coincidence and the sign of the Hessian are checked. Write squares, not norms: a
-    norm has no derivative at zero."""
+    At a concrete output the gradient at coincidence and the sign of the Hessian are checked. Write squares, not
+    norms: a norm has no derivative at zero."""
 
     rho: Callable[[Output, Output], Scalar] = eqx.field(converter=_tree.as_callable)
 

@@ -47,7 +47,7 @@ class Fisher(AbstractGeometry):
 
     def _check(self, z, method):
         name = "z" if self.chart is None else "chart(z)"
-        subject = f"`Fisher.{method}` of `{type(self.family).__name__}`: natural parameters `{name}`"
+        subject = f"`Fisher.{method}` of `{type(self.family).__name__}`: natural parameter `{name}`"
         eta = self.family._arrays(self._natural(z), subject)
         require(eta, [all_finite(eta), *self.family._natural_domain(eta)], subject, traced=False)
 

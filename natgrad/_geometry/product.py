@@ -15,7 +15,9 @@ class ProductGeometry(AbstractGeometry):
     def __check_init__(self):
         parts = jax.tree.leaves(self.geometries, is_leaf=is_geometry)
         if not parts or not all(is_geometry(part) for part in parts):
-            raise TypeError("`ProductGeometry` needs a pytree with a geometry at every leaf, such as `{'mean': Euclidean()}`.")
+            raise TypeError(
+                "`ProductGeometry` needs a pytree with a geometry at every leaf, such as `{'mean': Euclidean()}`."
+            )
 
     def _dissimilarity(self, z, z0):
         parts = self._call("_dissimilarity", z, z0)
@@ -47,7 +49,9 @@ class ProductGeometry(AbstractGeometry):
         try:
             return self._structure.flatten_up_to(z)
         except (ValueError, TypeError) as error:
-            raise TypeError(f"The output must have the structure of `ProductGeometry.geometries`, but {error}.") from error
+            raise TypeError(
+                f"The output must have the structure of `ProductGeometry.geometries`, but {error}."
+            ) from error
 
     def _unflatten(self, parts):
         return jax.tree.unflatten(self._structure, parts)

@@ -1,13 +1,14 @@
 """Parameters confined to a set, and what to do with a step that would leave it."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
+from natgrad._check import Requirement, real_array, require
 from natgrad._types import Scalar
 
 
@@ -139,7 +140,9 @@ class Penalty(AbstractRule):
         def score(fraction):
             point = w + fraction * step
             allowed = constraint.contains(point)
-            return jnp.where(allowed, self.strength * (constraint.barrier(point) - constraint.barrier(w)) - fraction, jnp.inf)
+            return jnp.where(
+                allowed, self.strength * (constraint.barrier(point) - constraint.barrier(w)) - fraction, jnp.inf
+            )
 
         scores = jax.vmap(score)(fractions)
         best = jnp.argmin(scores)
@@ -148,19 +151,20 @@ class Penalty(AbstractRule):
 
 
 def constrained_step(
-    constraint: AbstractConstraint, w: Array, step: Array, *, rule: AbstractRule | None = None
+    constraint: AbstractConstraint, w: Any, step: Any, *, rule: AbstractRule | None = None
 ) -> ConstrainedStep:
     """Move the parameters `w` by `step` without leaving the set.
 
     A step that stays inside is taken whole. One that would leave it is handled by the `rule`: `Backtracking()` (the
     default), `BackProjection()`, `Clipping()` or `Penalty()`. A step that is not finite is not taken."""
+    w = real_array(w, "`constrained_step`: `w`")
+    step = real_array(step, "`constrained_step`: `step`", w.dtype)
     if w.shape != step.shape:
         raise ValueError(f"`constrained_step` needs a step of the shape of `w`, {w.shape}, but got {step.shape}.")
-    if not isinstance(constraint.contains(w), jax.core.Tracer) and not bool(constraint.contains(w)):
-        raise ValueError(
-            f"`constrained_step` needs to start inside the set, but `w` is not in `{type(constraint).__name__}`. Apply "
-            "its `project` first."
-        )
+    inside = Requirement(
+        constraint.contains(w), f"to start inside `{type(constraint).__name__}`", "Apply its `project` first."
+    )
+    w = require(w, [inside], "`constrained_step`", traced=False)
     rule = Backtracking() if rule is None else rule
     finite = jnp.all(jnp.isfinite(step))
     step = jnp.where(finite, step, 0.0)

@@ -35,11 +35,11 @@ class Task(NamedTuple):
     def cost(self, params: PyTree) -> Scalar:
         return jnp.mean(jax.vmap(self.loss)(self.outputs(params), self.y))
 
-    def natural_step(self, params: PyTree, rate: Scalar, solver: AbstractSolver) -> PyTree:
+    def natural_gradient(self, params: PyTree, solver: AbstractSolver) -> PyTree:
         metric = pullback(self.model, self.geometry, params, self.x, check=False)
         return solve(metric, jax.grad(self.cost)(params), solver=solver).value
 
-    def trajectory(self, params: PyTree, rate: float, num_steps: int, direction: Callable) -> Output:
+    def trajectory(self, params: PyTree, rate: Scalar | float, num_steps: int, direction: Callable) -> Output:
         """The outputs after so many steps of the given rate."""
 
         def step(params, _):
@@ -82,8 +82,8 @@ def check_invariance(
     r"""Compare steps taken in the coordinates $w$ with steps taken in $\theta$, where `chart(theta)` is `params`.
 
     Natural gradient steps agree exactly along whole trajectories for an affine chart if the metric is not
-    singular, and to first order in the rate for any other chart or a singular metric. Gradient descent disagrees at first
-    order unless the chart is a rotation. Undamped, with the pseudo-inverse by default."""
+    singular, and to first order in the rate for any other chart or a singular metric. Gradient descent disagrees at
+    first order unless the chart is a rotation. Undamped, with the pseudo-inverse by default."""
     solver = PseudoInverse() if solver is None else solver
     here = chart(theta)
     _check_same_point(params, here)
@@ -92,7 +92,7 @@ def check_invariance(
 
     def errors(rate):
         ends = []
-        for direction in (lambda t, w: t.natural_step(w, rate, solver), lambda t, w: jax.grad(t.cost)(w)):
+        for direction in (lambda t, w: t.natural_gradient(w, solver), lambda t, w: jax.grad(t.cost)(w)):
             ends += [
                 t.trajectory(w, rate, num_steps, lambda w, t=t, d=direction: d(t, w))
                 for t, w in ((task, params), (other, theta))
@@ -115,8 +115,8 @@ class Projection(eqx.Module):
 def check_projection(task: Task, params: PyTree) -> Projection:
     r"""Verify at a point that the natural gradient, pushed forward to the outputs, is the gradient of the loss on
     the outputs, projected onto what the parameters can reach: $J G^+ J^\top d = \Pi\,M^+ d$, where $M$ is the metric
-    of the outputs, $d$ the derivative of the mean loss in them and $\Pi$ the projection orthogonal in $M$ onto the columns
-    of $J$. Holds whether or not parameters are redundant. Dense: for small models and batches."""
+    of the outputs, $d$ the derivative of the mean loss in them and $\Pi$ the projection orthogonal in $M$ onto the
+    columns of $J$. Holds whether or not parameters are redundant. Dense: for small models and batches."""
     z, unflatten = _tree.flatten(task.outputs(params))
     w, unravel = _tree.flatten(params)
     J = jax.jacobian(lambda w: _tree.flatten(task.outputs(unravel(w)))[0])(w)

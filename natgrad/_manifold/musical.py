@@ -13,28 +13,32 @@ from natgrad._solve.solve import raise_failure, solve
 from natgrad._vector import Covector, Vector, untyped
 
 
-def flat(metric: lx.AbstractLinearOperator, vector: Vector) -> Covector:
+def flat(metric: lx.AbstractLinearOperator, vector: Vector | PyTree) -> Covector:
     r"""The covector $G v$ of a vector."""
     return Covector(metric.mv(untyped(vector, Vector, "`flat`")[0]))
 
 
 def sharp(
-    metric: lx.AbstractLinearOperator, covector: Covector, *, damping: Any = 0.0, solver: AbstractSolver | None = None
+    metric: lx.AbstractLinearOperator,
+    covector: Covector | PyTree,
+    *,
+    damping: Any = 0.0,
+    solver: AbstractSolver | None = None,
 ) -> Vector:
     r"""The vector $G^+ c$ of a covector: the direction in which a cost with gradient $c$ rises fastest.
 
-    By default the pseudo-inverse, so that `sharp(G, flat(G, v))` is $G^+ G\,v$, the part of $v$ that the metric can see:
-    all of it where the metric is not singular."""
+    By default the pseudo-inverse, so that `sharp(G, flat(G, v))` is $G^+ G\,v$, the part of $v$ that the metric can
+    see: all of it where the metric is not singular."""
     tree, _ = untyped(covector, Covector, "`sharp`")
     solver = PseudoInverse() if solver is None else solver
     return Vector(raise_failure(solve(metric, tree, damping=damping, solver=solver)))
 
 
-def pushforward(f: Callable[[PyTree], PyTree], w: PyTree, v: Vector) -> Vector:
+def pushforward(f: Callable[[PyTree], PyTree], w: PyTree, v: Vector | PyTree) -> Vector:
     r"""The vector $\partial f(w)\,v$ at $f(w)$: where a step $v$ at $w$ takes the output."""
     return Vector(jax.jvp(f, (w,), (untyped(v, Vector, "`pushforward`")[0],))[1])
 
 
-def pullback_covector(f: Callable[[PyTree], PyTree], w: PyTree, c: Covector) -> Covector:
+def pullback_covector(f: Callable[[PyTree], PyTree], w: PyTree, c: Covector | PyTree) -> Covector:
     r"""The covector $\partial f(w)^\top c$ at $w$ of a covector $c$ at $f(w)$: the chain rule."""
     return Covector(jax.vjp(f, w)[1](untyped(c, Covector, "`pullback_covector`")[0])[0])

@@ -20,8 +20,8 @@ class Rank(eqx.Module):
 def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
     r"""How many independent directions of the parameters move the outputs, and how many (the nullity) move none.
 
-    Counts the eigenvalues above `rtol` times the largest (by default the size times machine epsilon). Taken from the Gram
-    matrix in sample space where that is smaller. A rank below the one found at most other parameters reveals a
+    Counts the eigenvalues above `rtol` times the largest (by default the size times machine epsilon). Taken from the
+    Gram matrix in sample space where that is smaller. A rank below the one found at most other parameters reveals a
     non-proper point. A self-intersection of the model, where several parameters give the same outputs with
     different tangents, cannot be seen from one of them."""
     size = metric.in_size()
@@ -37,8 +37,8 @@ def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
 
 
 def null_space(metric: AbstractMetric, *, rtol: float | None = None) -> PyTree:
-    """An orthonormal basis of the directions that the metric gives no length, along a new leading axis of trees like the
-    parameters (dense: for few parameters)."""
+    """An orthonormal basis of the directions that the metric gives no length, along a new leading axis of trees like
+    the parameters (dense: for few parameters)."""
     values, vectors = jnp.linalg.eigh(metric.as_matrix())
     relative = values.size * jnp.finfo(values.dtype).eps if rtol is None else rtol
     none = jnp.abs(values) <= relative * jnp.max(jnp.abs(values), initial=0.0)

@@ -121,7 +121,8 @@ class AbstractMetric(lx.AbstractLinearOperator):
     def __mul__(self, scale: Any) -> "AbstractMetric":
         return ScaledMetric(self, scale)
 
-    __rmul__ = __mul__
+    def __rmul__(self, scale: Any) -> "AbstractMetric":
+        return ScaledMetric(self, scale)
 
     def __truediv__(self, divisor: Any) -> "AbstractMetric":
         return ScaledMetric(self, 1 / divisor)

@@ -20,8 +20,8 @@ class Estimate(eqx.Module):
 
 
 def diagonal_estimate(metric: AbstractMetric, key: Key, num_samples: int = 100) -> Estimate:
-    r"""The diagonal of a metric as the average of $v \odot G v$ over random signs $v$ (Hutchinson): one product a sample,
-    whatever the number of parameters."""
+    r"""The diagonal of a metric as the average of $v \odot G v$ over random signs $v$ (Hutchinson): one product a
+    sample, whatever the number of parameters."""
     return _average(lambda key: _probe(metric, key), key, num_samples, "`diagonal_estimate`")
 
 
@@ -39,7 +39,9 @@ def _probe(metric: AbstractMetric, key: Key) -> PyTree:
 
 def _average(draw: Any, key: Key, num_samples: int, subject: str) -> Estimate:
     if num_samples < 2:
-        raise ValueError(f"{subject} needs at least 2 samples for a standard error, but got `num_samples={num_samples}`.")
+        raise ValueError(
+            f"{subject} needs at least 2 samples for a standard error, but got `num_samples={num_samples}`."
+        )
     draws = jax.lax.map(draw, jax.random.split(key, num_samples))
     mean = jax.tree.map(lambda d: jnp.mean(d, axis=0), draws)
     error = jax.tree.map(lambda d: jnp.std(d, axis=0, ddof=1) / num_samples**0.5, draws)

@@ -13,8 +13,8 @@ from natgrad._types import Key
 class HessianMetric(AbstractMetric):
     r"""The Hessian $\nabla^2 J(w)$ of a cost, matrix-free. The gradient is differentiated once and products reuse that.
 
-    Symmetric but in general indefinite, so it is not a metric in the strict sense: it multiplies and can be solved with,
-    solvers report negative curvature, and it has no sampler and no root."""
+    Symmetric but in general indefinite, so it is not a metric in the strict sense: it multiplies and can be solved
+    with, solvers report negative curvature, and it has no sampler and no root."""
 
     product: Callable
     _structure: tuple = eqx.field(static=True)

@@ -1,5 +1,5 @@
-import jax
 import equinox as eqx
+import jax
 from jaxtyping import PyTree
 
 from natgrad import _tree

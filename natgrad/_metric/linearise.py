@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._check import Requirement, is_concrete, require
@@ -19,20 +19,19 @@ class Linearisation(eqx.Module):
     The forward pass is done once; a product with $J$ or its transpose reuses what it stored."""
 
     z: Output
-    forward: Callable | None
-    backward: Callable | None
+    forward: Callable[[PyTree], Output]
+    is_reverse_only: bool = eqx.field(static=True)
     _structure: tuple = eqx.field(static=True)
 
     def push(self, v: PyTree) -> Output:
         r"""$J v$."""
-        if self.forward is not None:
-            return self.forward(v)
-        return jax.linear_transpose(self.backward, self.z)((v,))[0]
+        if self.is_reverse_only:
+            # Some part has a rule for the transpose alone: transpose twice.
+            return jax.linear_transpose(self.pull, self.z)(v)[0]
+        return self.forward(v)
 
     def pull(self, u: Output) -> PyTree:
         r"""$J^\top u$."""
-        if self.backward is not None:
-            return self.backward(u)[0]
         return jax.linear_transpose(self.forward, self.structure)(u)[0]
 
     @property
@@ -50,20 +49,21 @@ def linearise(model: Callable, params: PyTree, x: PyTree, *, check: bool, subjec
     check_params(params, subject)
     function = of_params(model, x, subject)
     check_outputs(jax.eval_shape(function, params), x, subject)
-    try:
-        z, forward = jax.linearize(function, params)
-        backward = None
-    except TypeError as error:
-        if "custom_vjp" not in str(error):
-            raise
-        # Written for reverse mode only: forward mode is the transpose of the backward pass.
-        z, backward = jax.vjp(function, params)
-        forward = None
+    z, forward = jax.linearize(function, params)
     require(z, [finite(z)], f"{subject}: the output of the model", traced=False)
     if check:
         check_examples(model, params, x, z, subject)
     leaves, treedef = jax.tree.flatten(_tree.structure(params))
-    return Linearisation(z, forward, backward, (tuple(leaves), treedef))
+    is_reverse_only = has_primitive(jax.make_jaxpr(forward)(params).jaxpr, "custom_lin")
+    return Linearisation(z, forward, is_reverse_only, (tuple(leaves), treedef))
+
+
+def has_primitive(jaxpr: Any, name: str) -> bool:
+    """Whether a program, or a program inside it, uses a primitive (`custom_lin` stands for a `jax.custom_vjp`)."""
+    inner = (getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in jax.tree.leaves(list(eqn.params.values())))
+    return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(
+        has_primitive(sub, name) for sub in inner if hasattr(sub, "eqns")
+    )
 
 
 def of_params(model: Callable, x: PyTree, subject: str) -> Callable[[PyTree], Output]:
@@ -105,7 +105,9 @@ def check_outputs(z: PyTree, x: PyTree, subject: str) -> None:
     count = 1 if x is None else num_examples(x, subject)
     for leaf in jax.tree.leaves(z):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(f"{subject}: the output of the model must be real floating-point, but it is `{leaf.dtype}`.")
+            raise TypeError(
+                f"{subject}: the output of the model must be real floating-point, but it is `{leaf.dtype}`."
+            )
         if leaf.shape[:1] != (count,):
             raise ValueError(
                 f"{subject}: the output of the model must have the {count} examples of `x` along its leading axis, but "

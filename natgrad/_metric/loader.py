@@ -19,7 +19,8 @@ from natgrad._types import Key
 class LoaderMetric(AbstractMetric):
     """The average of a metric over batches, weighted by their numbers of examples.
 
-    Every product, diagonal or matrix is one pass over the loader, driven from Python, one compiled step a batch; only one
+    Every product, diagonal or matrix is one pass over the loader, driven from Python, one compiled step a batch;
+    only one
     batch is in memory. It therefore cannot be used inside `jit`; `natgrad.solve` drives its iterations from Python
     too."""
 
@@ -78,7 +79,9 @@ class _Source:
     progress: bool
 
 
-def accumulate(build: Callable[[Any], PullbackMetric], batches: Iterable[Any], *, progress: bool = True) -> LoaderMetric:
+def accumulate(
+    build: Callable[[Any], PullbackMetric], batches: Iterable[Any], *, progress: bool = True
+) -> LoaderMetric:
     """The metric of all the data in `batches`, where `build(batch)` gives that of one batch, for instance
     `lambda x: pullback(model, geometry, params, x)`.
 
@@ -86,8 +89,8 @@ def accumulate(build: Callable[[Any], PullbackMetric], batches: Iterable[Any], *
     generator). Batches of equal size are compiled once."""
     if iter(batches) is batches:
         raise TypeError(
-            "`accumulate` goes through the batches once for every product, but got an iterator, which is empty after the "
-            "first. Pass a list or an object with `__iter__`, such as a data loader."
+            "`accumulate` goes through the batches once for every product, but got an iterator, which is empty after "
+            "the first. Pass a list or an object with `__iter__`, such as a data loader."
         )
     first = next(iter(batches), None)
     if first is None:
@@ -102,7 +105,7 @@ def accumulate(build: Callable[[Any], PullbackMetric], batches: Iterable[Any], *
     @eqx.filter_jit
     def compiled(method: str, batch: Any, *arguments: PyTree):
         metric = build(batch)
-        return getattr(metric, method)(*arguments), metric.num_examples
+        return getattr(metric, method)(*arguments), float(metric.num_examples)
 
     leaves, treedef = jax.tree.flatten(metric.in_structure())
     return LoaderMetric(_Source(batches, compiled, progress), (tuple(leaves), treedef))

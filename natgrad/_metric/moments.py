@@ -16,8 +16,9 @@ def empirical_fisher(
     r"""The second moment $\frac1N\sum_i g_i g_i^\top$ of the gradients $g_i$ of the examples' losses.
 
     !!! warning "This is not the Fisher metric"
-        The Fisher metric averages over targets drawn from the model; this one uses the targets of the data. The two agree
-        only where the model fits the distribution of the data, and far from there the directions they give differ widely.
+        The Fisher metric averages over targets drawn from the model; this one uses the targets of the data. The two
+        agree only where the model fits the distribution of the data, and far from there the directions they give differ
+        widely.
         Use `pullback(model, Fisher(family), ...)` for the Fisher metric, `key=...` if it should cost no more than
         this.
 

@@ -55,7 +55,9 @@ class PullbackMetric(AbstractMetric):
         r"""$a$ with $R^\top a = \frac1N\sum_i J_i^\top r_i$ for cotangents $r_i$ in the range of the output metric."""
         described = [jax.tree.map(jnp.shape, tree) for tree in (self.linearisation.z, cotangents)]
         if described[0] != described[1]:
-            raise ValueError(f"`cotangents` must have the shapes of the outputs, {described[0]}, but have {described[1]}.")
+            raise ValueError(
+                f"`cotangents` must have the shapes of the outputs, {described[0]}, but have {described[1]}."
+            )
         return self.output.coordinates(cotangents).astype(self._dtype) / math.sqrt(self.num_examples)
 
     def in_structure(self):

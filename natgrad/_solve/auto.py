@@ -18,7 +18,7 @@ class Auto(AbstractSolver):
     dense: int = DENSE
 
     def compute(self, system: System):
-        assert False, "unreachable: `pick` names another solver"
+        raise AssertionError("unreachable: `pick` names another solver")
 
     def pick(self, system: System) -> tuple[AbstractSolver, str]:
         solver, reason = self._choose(system)

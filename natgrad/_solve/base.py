@@ -46,7 +46,9 @@ class AbstractSolver(eqx.Module):
         return self, type(self).__name__
 
 
-def solve_system(operator: lx.AbstractLinearOperator, covector: PyTree, damping: Any, solver: AbstractSolver) -> Solution:
+def solve_system(
+    operator: lx.AbstractLinearOperator, covector: PyTree, damping: Any, solver: AbstractSolver
+) -> Solution:
     tree, typed = untyped(covector, Covector, "`solve`")
     check_structure(operator.in_structure(), tree, "`solve`: the covector")
     flat, _ = _tree.flatten(tree)

@@ -1,7 +1,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
@@ -19,7 +18,8 @@ class CG(AbstractSolver):
     **Arguments:**
 
     - `rtol`: stop when the residual is this small relative to the covector.
-    - `max_steps`: stop after so many steps (truncated solve), by default ten times the number of parameters. The outcome
+    - `max_steps`: stop after so many steps (truncated solve), by default ten times the number of parameters. The
+    outcome
       says which of the two happened.
     - `preconditioner`: an operator (or a function of trees) close to the inverse of the damped metric, symmetric
       and positive definite.

@@ -10,18 +10,19 @@ class RESULTS(eqx.Enumeration):
     successful = "The system was solved."
     max_steps_reached = (
         "The iteration stopped at `max_steps` before the residual fell below `rtol`. The value is the best so far: a "
-        "descent direction for a positive definite metric, but not the solution. Allow more steps, raise the damping, or "
-        "give a preconditioner."
+        "descent direction for a positive definite metric, but not the solution. Allow more steps, raise the damping, "
+        "or give a preconditioner."
     )
     not_positive_definite = (
         "The metric plus damping is not positive definite. Likely causes: (a) the damping is zero or too small for a "
-        "metric with redundant parameters: raise it, or use `PseudoInverse`; (b) the operator is a Hessian with negative "
-        "curvature: use `gauss_newton` or `pullback`; (c) single precision is too little for its condition number: use "
-        "float64."
+        "metric with redundant parameters: raise it, or use `PseudoInverse`; (b) the operator is a Hessian with "
+        "negative curvature: use `gauss_newton` or `pullback`; (c) single precision is too little for its condition "
+        "number: use float64."
     )
     inaccurate = (
-        "The solution leaves a residual far above rounding. Likely causes: (a) the damping is tiny next to the metric: raise "
-        "it, or pass `SampleSpace(cotangents=...)`; (b) single precision is too little for the condition number: use float64."
+        "The solution leaves a residual far above rounding. Likely causes: (a) the damping is tiny next to the metric: "
+        "raise it, or pass `SampleSpace(cotangents=...)`; (b) single precision is too little for the condition number: "
+        "use float64."
     )
     not_finite = (
         "The solution is not finite. Likely causes: NaN or infinity in the covector, the parameters or the data, or an "

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import lineax as lx
 from jaxtyping import PyTree
 
@@ -37,8 +36,8 @@ def natural_gradient(
     solver: AbstractSolver | None = None,
     check: bool = True,
 ) -> PyTree:
-    r"""The natural gradient $(G + \lambda I)^{-1}g$: the `gradient` of any cost, turned into the direction that is steepest
-    when steps are measured by how far they move the outputs of the model. Follow it downhill.
+    r"""The natural gradient $(G + \lambda I)^{-1}g$: the `gradient` of any cost, turned into the direction that is
+    steepest when steps are measured by how far they move the outputs of the model. Follow it downhill.
 
     Raises if the system could not be solved (a truncated `CG` counts as solved); use `pullback` and `solve` to decide
     for yourself."""
