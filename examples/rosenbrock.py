@@ -15,6 +15,8 @@ from jax import Array
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import natgrad as ng
+
 START = (-1.2, 1.0)
 GOAL = 1e-8
 MAX_STEPS = 20_000
@@ -38,18 +40,14 @@ def cost(x: Array) -> Array:
     return jnp.sum(f(x) ** 2)
 
 
-def metric(x: Array) -> Array:
-    """The Euclidean metric of the outputs, pulled back: half the Gauss-Newton matrix."""
-    J = jax.jacobian(f)(x)
-    return J.T @ J
-
-
 def gradient_descent(x: Array, rate: float | Array) -> Array:
     return x - rate * jax.grad(cost)(x)
 
 
+@jax.jit
 def natural_gradient(x: Array, rate: float | Array) -> Array:
-    return x - rate * jnp.linalg.solve(metric(x), jax.grad(cost)(x))
+    """In the Euclidean metric of the outputs, pulled back: half the Gauss-Newton matrix."""
+    return x - rate * ng.natural_gradient(f, ng.Euclidean(), x, None, jax.grad(cost)(x))
 
 
 def steps_to_goal(step: Callable, rate: float | Array) -> Array:

@@ -22,8 +22,8 @@ class FamilyCase(NamedTuple):
 
 
 def spd(*rows) -> jax.Array:
-    root = jnp.array(rows)
-    return root @ root.T + jnp.eye(len(rows))
+    root = np.array(rows)
+    return jnp.asarray(root @ root.T + np.eye(len(rows)), jnp.result_type(float))
 
 
 def gaussian(family=ng.Gaussian):

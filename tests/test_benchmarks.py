@@ -45,3 +45,40 @@ def test_products_with_the_categorical_metric_are_linear_in_the_classes(benchmar
     sizes = [1000, 10_000]
     compiled = [harness.compile_timed(categorical.programs(size)["metric_mv"])[0] for size in sizes]
     assert harness.slope(sizes, [harness.counts(executable)[0] for executable in compiled]) < 1.1
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_a_product_costs_about_a_gradient(benchmark):
+    """Erratum E28, on a smaller perceptron: four forward passes by hand, three from the stored derivative."""
+    products = benchmark("products")
+    flops = products.flops(products.perceptron((64, 128, 128, 10), batch=64))
+    assert flops["pullback"] < 1.3 * flops["gradient"]
+    assert flops["pullback"] == pytest.approx(3.1 * flops["forward"], rel=0.1)
+    assert flops["by hand"] == pytest.approx(4.1 * flops["forward"], rel=0.1)
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_loops_are_counted_unrolled(benchmark):
+    """XLA counts the body of a loop once, so a scan of two layers seems as cheap as one layer."""
+    harness, products = benchmark("harness"), benchmark("products")
+    sizes = {"width": 16, "heads": 2, "positions": 8, "words": 16, "batch": 4}
+
+    def flops(**options):
+        case = products.transformer(**sizes, **options)
+        return harness.counts(harness.compile_timed(harness.Program(case.model, (case.params, case.x)))[0])[0]
+
+    one, two = flops(layers=1, unroll=True), flops(layers=2, unroll=True)
+    assert two > 1.5 * one
+    assert flops(layers=2) < 1.2 * one
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_sample_space_is_solved(benchmark):
+    sample_space, products = benchmark("sample_space"), benchmark("products")
+    cells, seconds = sample_space.measured(3, sample_space.programs(products.perceptron((8, 16, 4), batch=3)))
+    assert cells[:2] == ("3", "12")
+    assert "successful" in cells
+    assert seconds > 0

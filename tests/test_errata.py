@@ -1,6 +1,7 @@
 """Corrections to the literature, as statements that hold, next to the printed ones where they fail.
 
-The numbers are those of the errata page. E30 is among the laws of geometries.
+The numbers are those of the errata page. Elsewhere are E15 (test_metric_dense.py), E22 (test_invariance.py), E28
+(test_benchmarks.py) and E30 (test_geometry_laws.py).
 """
 
 import jax
@@ -21,10 +22,8 @@ def natural_steps(rate: float, count: int) -> jax.Array:
     start = jnp.array([-1.2, 1.0])
 
     def step(x, _):
-        J = jax.jacobian(rosenbrock)(x)
-        metric = J.T @ ng.Euclidean().metric_matrix(rosenbrock(x)) @ J
         gradient = jax.grad(lambda x: jnp.sum(rosenbrock(x) ** 2))(x)
-        return x - rate * jnp.linalg.solve(metric, gradient), x
+        return x - rate * ng.natural_gradient(rosenbrock, ng.Euclidean(), x, None, gradient), x
 
     return jax.jit(lambda: jax.lax.scan(step, start, length=count + 1)[1])()
 
@@ -181,6 +180,39 @@ def test_e21_only_one_direction_of_the_divergence_is_mirror_descent():
     assert_close(mirror, gap, 1e-9)
     assert_close(other, product, 1e-9)
     assert jnp.max(jnp.abs(other - gap)) > 0.05
+
+
+def test_e25_a_dissimilarity_summed_over_the_batch_gives_as_many_times_the_metric():
+    xs, w, v = jnp.array([[1.0, 0.5], [-0.3, 2.0], [0.7, -1.1]]), jnp.array([0.2, -0.4]), jnp.array([1.0, 2.0])
+    model = lambda w, x: jnp.tanh(x @ w)
+
+    @jax.jit
+    def sides(w):
+        summed = lambda u: jnp.sum((model(u, xs) - model(w, xs)) ** 2) / 2
+        return jax.jvp(jax.grad(summed), (w,), (v,))[1], ng.pullback(model, ng.Euclidean(), w, xs).mv(v)
+
+    summed, metric = sides(w)
+    assert_close(summed, len(xs) * metric)
+
+
+def test_e29_the_curvature_of_a_loss_is_positive_on_average_only():
+    """The location of a Cauchy distribution: negative at a residual of 3, and a Fisher information of one half."""
+    loss = lambda z, x: jnp.log1p((x - z) ** 2)
+    curvature = jax.jit(jax.vmap(lambda x: jax.hessian(loss)(jnp.array(0.0), x)))
+    assert_close(curvature(jnp.array([3.0])), jnp.array([-0.16]))
+    angles = (np.arange(2000) + 0.5) / 2000 * np.pi - np.pi / 2  # quantiles are their tangents
+    assert_close(jnp.mean(curvature(jnp.tan(angles))), jnp.array(0.5))
+
+
+def test_e35_the_crossing_of_the_figure_of_eight():
+    """What happens there is tested in test_invariance.py."""
+    eight = lambda t: np.stack([np.sin(2 * t), np.sin(t)])
+    theta = np.linspace(-np.pi / 4, 5 * np.pi / 4, 7)
+    assert_close(eight(np.pi - theta), eight(theta) * np.array([[-1.0], [1.0]]))
+    assert_close(eight(np.array(np.pi)), eight(np.array(0.0)))
+    # In print: f(theta) = pi / 4 - theta, for a second crossing at pi / 2.
+    assert np.abs(eight(np.pi / 4 - theta) - eight(theta) * np.array([[-1.0], [1.0]])).max() > 0.5
+    assert np.abs(eight(np.array(np.pi / 2))).max() == 1
 
 
 @pytest.mark.parametrize("name", ["affine", "sinh"])

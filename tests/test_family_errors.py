@@ -110,7 +110,7 @@ NATURAL = {
     "integers": (
         lambda: ng.Bernoulli().log_partition(jnp.arange(3)),
         TypeError,
-        "`Bernoulli.log_partition`: natural parameters `eta`.*floating-point.*`int64`.*astype",
+        "`Bernoulli.log_partition`: natural parameter `eta`.*floating-point.*`int64`.*astype",
     ),
     "complex": (
         lambda: ng.Bernoulli().to_moments(np.array(1j)),

@@ -161,8 +161,10 @@ def test_auto_says_what_it_picked(dense, damping, words):
     case = MODELS["dense"]()
     params = {**case.params, "v": jnp.concatenate([case.params["v"], normal(8, 0, 3)])}
     metric = ng.pullback(case.model, case.geometry, params, case.x)
-    solution = ng.solve(metric, jax.tree.map(jnp.ones_like, params), damping=damping, solver=ng.Auto(dense=dense))
-    assert words in solution.solver
+    covector = jax.tree.map(jnp.ones_like, params)
+    solve = lambda metric: ng.solve(metric, covector, damping=damping, solver=ng.Auto(dense=dense))
+    assert words in solve(metric).solver
+    assert words in jax.eval_shape(solve, metric).solver  # and no differently while it is compiled
 
 
 def test_no_parameter_by_parameter_array_in_sample_space():

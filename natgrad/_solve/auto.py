@@ -1,5 +1,5 @@
 from natgrad._metric.base import AbstractMetric
-from natgrad._solve.base import AbstractSolver, System, concrete_zero
+from natgrad._solve.base import AbstractSolver, System
 from natgrad._solve.cg import CG, is_traceable
 from natgrad._solve.cholesky import Cholesky
 from natgrad._solve.pseudo_inverse import PseudoInverse
@@ -27,13 +27,12 @@ class Auto(AbstractSolver):
     def _choose(self, system: System) -> tuple[AbstractSolver, str]:
         size = system.covector.size
         rows = system.operator.root_size if isinstance(system.operator, AbstractMetric) else None
-        undamped = concrete_zero(system.damping)
         if not is_traceable(system.operator):
             return CG(), "the metric runs over a data loader"
-        if rows is not None and rows < size and rows <= self.dense and not undamped:
+        if rows is not None and rows < size and rows <= self.dense and not system.is_undamped:
             return SampleSpace(), f"{rows} samples are fewer than {size} parameters"
         if size <= self.dense:
-            if undamped:
+            if system.is_undamped:
                 return PseudoInverse(), f"{size} parameters fit a dense matrix, and there is no damping"
             return Cholesky(), f"{size} parameters fit a dense matrix"
         return CG(), f"{size} parameters are too many for a dense matrix"

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import lineax as lx
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import Requirement, is_concrete, real_array, require
+from natgrad._check import is_concrete, real_array
 from natgrad._metric.base import AbstractMetric, check_structure
 from natgrad._solve.result import RESULTS, Solution
 from natgrad._types import Matrix, Scalar
@@ -23,6 +24,7 @@ class System(NamedTuple):
     covector: Float[Array, " P"]
     damping: Scalar
     unflatten: Any
+    is_undamped: bool
 
     def mv(self, v: Float[Array, " P"]) -> Float[Array, " P"]:
         r"""$(G + \lambda I)v$."""
@@ -53,12 +55,9 @@ def solve_system(
     check_structure(operator.in_structure(), tree, "`solve`: the covector")
     flat, _ = _tree.flatten(tree)
     _, unflatten = _tree.flatten(operator._zeros() if isinstance(operator, AbstractMetric) else tree)
+    is_undamped = check_damping(damping)
     damping = real_array(damping, "`solve`: `damping`", flat.dtype)
-    if damping.ndim:
-        raise ValueError(f"`solve`: `damping` must be one number, but got shape {damping.shape}.")
-    allowed = Requirement(damping >= 0, "a number of at least 0", "Damping is added to the metric.")
-    damping = require(damping, [allowed], "`solve`: `damping`", traced=False)
-    system = System(operator, flat, damping, unflatten)
+    system = System(operator, flat, damping, unflatten, is_undamped)
     chosen, note = solver.pick(system)
     value, result, stats = chosen.compute(system)
     size = jnp.linalg.norm(flat)
@@ -76,6 +75,13 @@ def accurate(system: System, value: Float[Array, " P"]) -> RESULTS:
     return RESULTS.where(small, RESULTS.successful, RESULTS.inaccurate)
 
 
-def concrete_zero(damping: Scalar) -> bool:
-    """Whether the damping is known to be zero now."""
-    return is_concrete(damping) and not bool(damping > 0)
+def check_damping(damping: Any) -> bool:
+    """Whether the damping is known to be zero now; a negative number is refused. A Python number is known even while
+    everything else is traced."""
+    if jnp.ndim(damping):
+        raise ValueError(f"`solve`: `damping` must be one number, but got shape {jnp.shape(damping)}.")
+    if not is_concrete(damping):
+        return False
+    if not np.asarray(damping) >= 0:
+        raise ValueError(f"`solve`: `damping` needs a number of at least 0, but got `{damping}`.")
+    return not np.asarray(damping) > 0
