@@ -44,7 +44,7 @@ class Exact(NamedTuple):
     log_partition: Callable
     moments: Callable
     # E log h as a function of parameters and moments; `None` where there is no closed form.
-    mean_log_base: Callable | None = lambda eta, xi: mp.mpf(0)
+    mean_log_base: Any = lambda eta, xi: mp.mpf(0)
 
 
 def softmax(logits):
@@ -333,7 +333,7 @@ def poisson_entropy(rate: float) -> float:
 
 def sum_of_entropy(log_p: np.ndarray) -> float:
     log_p = log_p[np.isfinite(log_p)]
-    return -np.exp(log_p) @ log_p
+    return float(-np.exp(log_p) @ log_p)
 
 
 @precisions

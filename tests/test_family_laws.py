@@ -40,6 +40,7 @@ def facts(name) -> SimpleNamespace:
         natural = lambda m: ravel(family.to_natural(unravel(m)))
         cost = lambda eta: family.kl(eta, other) ** 2
         xi, other_xi = moments(v), moments(w)
+        back, other_back = jax.vmap(natural)(jnp.stack([xi, other_xi]))
         slope_of_natural = jax.jacfwd(natural)(xi)
         gradient = ravel(jax.grad(cost)(eta))
         return dict(
@@ -49,16 +50,16 @@ def facts(name) -> SimpleNamespace:
             hessian_of_log_partition=jax.hessian(log_partition)(v),
             slope_of_moments=jax.jacfwd(moments)(v),
             slope_of_natural=slope_of_natural,
-            back=natural(xi),
-            there_and_back=moments(natural(xi)),
+            back=back,
+            there_and_back=moments(back),
             kl=family.kl(eta, other),
             kl_back=family.kl(other, eta),
             kl_itself=family.kl(eta, eta),
             bregman=ng.Bregman(family.log_partition).dissimilarity(other, eta),
             dual=family.dual(unravel(xi)),
-            other_dual=family.dual(unravel(other_xi)),
+            other_dual=other_back @ other_xi - log_partition(other_back),
             other_xi=other_xi,
-            other_back=natural(other_xi),
+            other_back=other_back,
             entropy=family.entropy(eta),
             log_partition=log_partition(v),
             other_log_partition=log_partition(w),

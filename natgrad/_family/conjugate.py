@@ -14,7 +14,7 @@ def natural_by_newton(family, xi: Array) -> Array:
 
     Raises (at run time under `jit`) if some event did not converge."""
     events = xi.reshape(-1, xi.shape[-1])
-    eta, converged = jax.vmap(lambda event: _solve(family, event))(events)
+    eta, converged = _solve_all(family, events)
     eta = eqx.error_if(
         eta,
         ~converged,
@@ -22,6 +22,12 @@ def natural_by_newton(family, xi: Array) -> Array:
         "domain for this precision. Use float64, or average over more data.",
     )
     return eta.reshape(xi.shape)
+
+
+# Compiled here, because outside `jit` a loop would be compiled again at every call.
+@eqx.filter_jit
+def _solve_all(family, events: Array) -> tuple[Array, Array]:
+    return jax.vmap(lambda event: _solve(family, event))(events)
 
 
 @eqx.filter_custom_jvp

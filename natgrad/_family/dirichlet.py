@@ -6,7 +6,47 @@ from natgrad._family.base import AbstractFamily
 from natgrad._family.special import alpha_guess, dirichlet_entropy, dirichlet_kl, log_beta, mean_logs
 
 
-class Dirichlet(AbstractFamily):
+class AbstractLogFamily(AbstractFamily):
+    """What the families share whose statistics are the logarithms of probabilities."""
+
+    def _log_partition(self, eta):
+        return jnp.sum(log_beta(eta))
+
+    def _natural_domain(self, eta):
+        return [Requirement(jnp.all(eta > 0), "concentrations above 0", "Pass `alpha`, not `alpha - 1`.")]
+
+    def _moment_domain(self, xi):
+        return [
+            Requirement(
+                jnp.all(jax.nn.logsumexp(xi, axis=-1) < 0),
+                "mean log probabilities whose exponentials sum to less than 1 (Jensen)",
+                "All observations may be equal, or nearly so for this precision: use float64 or more data.",
+            )
+        ]
+
+    def _log_base_measure(self, x):
+        return -jnp.sum(self._statistics(x))
+
+    def _mean_log_base_measure(self, eta):
+        return -jnp.sum(mean_logs(eta))
+
+    def _to_moments(self, eta):
+        return mean_logs(eta)
+
+    def _initial_natural(self, xi):
+        return alpha_guess(xi)
+
+    def _kl(self, eta1, eta2):
+        return jnp.sum(dirichlet_kl(eta1, eta2))
+
+    def _entropy(self, eta):
+        return jnp.sum(dirichlet_entropy(eta))
+
+    def _draw_score(self, eta, key):
+        return draw_log_simplex(eta, key) - mean_logs(eta)
+
+
+class Dirichlet(AbstractLogFamily):
     r"""A probability vector $x$ over $K$ classes: $\eta = \alpha$, $t(x) = \log x$,
     $\log Z = \sum_k\log\Gamma(\alpha_k) - \log\Gamma(\sum_k\alpha_k)$, base measure $\prod_k 1/x_k$ (so that the
     parameter is $\alpha$ and not $\alpha - 1$)."""
@@ -19,20 +59,11 @@ class Dirichlet(AbstractFamily):
     def _event_shapes(self):
         return ((None,),)
 
-    def _log_partition(self, eta):
-        return jnp.sum(log_beta(eta))
-
     def _statistics(self, x):
         return jnp.log(x)
 
     def _draw(self, eta, key):
         return jnp.exp(draw_log_simplex(eta, key))
-
-    def _natural_domain(self, eta):
-        return concentrations(eta)
-
-    def _moment_domain(self, xi):
-        return mean_log_domain(xi)
 
     def _support(self, x):
         slack = jnp.sqrt(jnp.finfo(x.dtype).eps)
@@ -43,42 +74,7 @@ class Dirichlet(AbstractFamily):
             ),
         ]
 
-    def _log_base_measure(self, x):
-        return -jnp.sum(jnp.log(x))
-
-    def _mean_log_base_measure(self, eta):
-        return -jnp.sum(mean_logs(eta))
-
-    def _kl(self, eta1, eta2):
-        return jnp.sum(dirichlet_kl(eta1, eta2))
-
-    def _entropy(self, eta):
-        return jnp.sum(dirichlet_entropy(eta))
-
-    def _to_moments(self, eta):
-        return mean_logs(eta)
-
-    def _initial_natural(self, xi):
-        return alpha_guess(xi)
-
-    def _draw_score(self, eta, key):
-        return draw_log_simplex(eta, key) - mean_logs(eta)
-
 
 def draw_log_simplex(alpha, key):
     """Logarithms of a Dirichlet draw: small concentrations would underflow."""
     return jax.nn.log_softmax(jax.random.loggamma(key, alpha, dtype=alpha.dtype), axis=-1)
-
-
-def concentrations(eta) -> list[Requirement]:
-    return [Requirement(jnp.all(eta > 0), "concentrations above 0", "Pass `alpha`, not `alpha - 1`.")]
-
-
-def mean_log_domain(xi) -> list[Requirement]:
-    return [
-        Requirement(
-            jnp.all(jax.nn.logsumexp(xi, axis=-1) < 0),
-            "mean log probabilities whose exponentials sum to less than 1 (Jensen)",
-            "All observations may be equal, or nearly so for this precision: use float64 or more data.",
-        )
-    ]
