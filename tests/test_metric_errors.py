@@ -149,6 +149,17 @@ REFUSED = {
         RuntimeError,
         "could not be computed. The solution is not finite",
     ),
+    "failed_steps": (
+        lambda: ng.check_invariance(
+            ng.Task(lambda w, x: x @ w[:3] + x @ w[3:], ng.Euclidean(), square, X),
+            jnp.ones(6),
+            lambda theta: 2 * theta,
+            jnp.full(6, 0.5),
+            solver=ng.Cholesky(),
+        ),
+        ValueError,
+        r"`check_invariance` needs steps that stay finite.*`PseudoInverse\(\)`",
+    ),
     "different_points": (
         lambda: ng.check_invariance(ng.Task(linear, ng.Euclidean(), square, X), W, jnp.exp, jnp.asarray(W)),
         ValueError,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import is_concrete
+from natgrad._check import Requirement, is_concrete, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._manifold.chart import reparametrise
 from natgrad._metric.linearise import of_params
@@ -100,8 +100,13 @@ def check_invariance(
         return largest_gap(ends[0], ends[1]), largest_gap(ends[2], ends[3]), largest_gap(ends[0], start)
 
     rates_array = jnp.asarray(rates)
-    natural, gradient, movement = jax.jit(lambda rates: jax.lax.map(errors, rates))(rates_array)
-    return Invariance(rates_array, natural, gradient, movement)
+    gaps = jax.jit(lambda rates: jax.lax.map(errors, rates))(rates_array)
+    finite = Requirement(
+        jnp.all(jnp.isfinite(jnp.stack(gaps))),
+        "steps that stay finite",
+        "Lower the rates, or use a solver that accepts a singular metric, such as `PseudoInverse()`.",
+    )
+    return Invariance(rates_array, *require(gaps, [finite], "`check_invariance`"))
 
 
 class Projection(eqx.Module):
