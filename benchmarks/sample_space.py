@@ -3,12 +3,12 @@
 The gradient of the cross-entropy of ten classes, solved with the Fisher metric by `SampleSpace()` on the perceptron
 784-1000-1000-10 of `products`: damping 0.01, single precision. The matrix of all parameters would have 3.2 × 10¹²
 entries, 13 TB. In the space of samples there are 10 rows for each of N examples, and a matrix of that size is
-decomposed.
+factorised.
 
 What takes the time is to form that matrix, R Rᵀ. Each of its 10 N rows is one backward and one forward-mode pass
 through the *whole* batch, although it concerns a single example, so for large N the operations grow with N². By
-count of operations the decomposition is a hundredth of that at N = 256. Temporary memory is that of 18 rows of R,
-which are formed at a time, and hardly grows. Each size was run once, with other work on the machine.
+count of operations the factorisation is a thousandth of that at N = 256. Temporary memory is that of the rows of R
+that are formed at a time, 6 to 18, and hardly grows. Each size was run once, with other work on the machine.
 """
 
 import time

@@ -16,6 +16,8 @@ from natgrad._vector import Covector, Vector, untyped
 
 # How many numbers a chunk of rows may hold while a dense quantity is put together.
 CHUNK = 2**25
+# How many rows times rows of the root may be in one product.
+ROWS = 2**14
 
 
 class AbstractMetric(lx.AbstractLinearOperator):
@@ -151,7 +153,7 @@ class AbstractMetric(lx.AbstractLinearOperator):
         """`keep(rows)` for chunks of rows of the root, stacked; zero rows fill the last chunk."""
         count = self.root_size
         assert count is not None
-        chunk = min(chunk_size(self.in_size()), count)
+        chunk = min(row_chunk(self), count)
 
         def rows(start):
             indices = start + jnp.arange(chunk)
@@ -301,6 +303,15 @@ def add(*trees: PyTree) -> PyTree:
 
 def chunk_size(size: int) -> int:
     return max(1, min(256, CHUNK // max(size, 1)))
+
+
+def row_chunk(metric: "AbstractMetric") -> int:
+    """How many rows of the root to form at once.
+
+    Rows mapped together become one matrix product over rows times examples. Beyond a few thousand of these, XLA for
+    CPUs (JAX 0.10) has returned wrong rows, so chunks stay well below."""
+    assert metric.root_size is not None
+    return max(1, min(chunk_size(metric.in_size()), ROWS // max(metric.root_size, 1)))
 
 
 def check_structure(expected: PyTree, given: PyTree, subject: str) -> None:

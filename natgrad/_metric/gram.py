@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from natgrad._metric.base import AbstractMetric, chunk_size
+from natgrad._metric.base import AbstractMetric, row_chunk
 
 
 def root_gram(metric: AbstractMetric) -> Float[Array, "rows rows"]:
@@ -18,4 +18,4 @@ def root_gram(metric: AbstractMetric) -> Float[Array, "rows rows"]:
         basis = jnp.zeros(size, metric._dtype).at[index].set(1.0)
         return metric.root_mv(metric.root_transpose_mv(basis))
 
-    return jax.lax.map(row, jnp.arange(size), batch_size=chunk_size(metric.in_size()))
+    return jax.lax.map(row, jnp.arange(size), batch_size=row_chunk(metric))

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
@@ -6,6 +7,7 @@ from natgrad._metric.base import AbstractMetric
 from natgrad._metric.gram import root_gram
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._solve.base import AbstractSolver, System, accurate
+from natgrad._solve.result import RESULTS
 
 
 class SampleSpace(AbstractSolver):
@@ -29,16 +31,14 @@ class SampleSpace(AbstractSolver):
             raise ValueError(
                 "`SampleSpace` needs `damping` above 0, but got 0. Use `PseudoInverse` for a limit without."
             )
-        # By eigenvalues, not Cholesky: rounding of a large Gram matrix makes small ones negative, and they are not.
         gram = root_gram(metric)
-        values, vectors = jnp.linalg.eigh((gram + gram.T) / 2)
-        inverse = 1 / (jnp.maximum(values, 0.0) + system.damping)
+        root = jnp.linalg.cholesky(gram + system.damping * jnp.eye(len(gram), dtype=gram.dtype))
 
         def pull(u):
             return _tree.flatten(metric.root_transpose_mv(u))[0]
 
         def solve(u):
-            return vectors @ (inverse * (vectors.T @ u))
+            return jax.scipy.linalg.cho_solve((root, True), u)
 
         def woodbury(g):
             return (g - pull(solve(metric.root_mv(system.unflatten(g))))) / system.damping
@@ -54,4 +54,6 @@ class SampleSpace(AbstractSolver):
             value = jnp.where(met, pull(solve(coordinates)), value)
         # One step of iterative refinement wins back most of what the subtraction lost.
         value = value + woodbury(g - system.mv(value))
-        return value, accurate(system, value), {"rows": len(gram)}
+        definite = jnp.all(jnp.isfinite(root))
+        result = RESULTS.where(definite, accurate(system, value), RESULTS.not_positive_definite)
+        return value, result, {"rows": len(gram)}
