@@ -6,7 +6,7 @@ from jaxtyping import PyTree
 
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import check_structure
-from natgrad._metric.linearise import check_outputs, check_params, of_params
+from natgrad._model import check_outputs, check_params, num_examples, of_params
 from natgrad._types import Scalar
 
 
@@ -21,5 +21,5 @@ def function_distance(
     check_params(params, subject)
     check_structure(params, other, f"{subject}: `other`")
     function = of_params(model, x, subject)
-    check_outputs(jax.eval_shape(function, params), x, subject)
+    check_outputs(jax.eval_shape(function, params), num_examples(x, subject), subject)
     return jnp.mean(jax.vmap(geometry.dissimilarity)(function(other), function(params)))

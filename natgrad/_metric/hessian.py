@@ -6,7 +6,7 @@ from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._metric.base import AbstractMetric
-from natgrad._metric.linearise import check_params
+from natgrad._model import check_params
 from natgrad._types import Key
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._check import Requirement, is_concrete, require
+from natgrad._check import require
+from natgrad._model import check_examples, check_outputs, check_params, finite, num_examples, of_params
 from natgrad._types import Output
 
 
@@ -48,7 +48,7 @@ def linearise(model: Callable, params: PyTree, x: PyTree, *, check: bool, subjec
     """Check a model and its data, and differentiate it."""
     check_params(params, subject)
     function = of_params(model, x, subject)
-    check_outputs(jax.eval_shape(function, params), x, subject)
+    check_outputs(jax.eval_shape(function, params), num_examples(x, subject), subject)
     z, forward = jax.linearize(function, params)
     require(z, [finite(z)], f"{subject}: the output of the model", traced=False)
     if check:
@@ -63,82 +63,4 @@ def has_primitive(jaxpr: Any, name: str) -> bool:
     inner = (getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in jax.tree.leaves(list(eqn.params.values())))
     return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(
         has_primitive(sub, name) for sub in inner if hasattr(sub, "eqns")
-    )
-
-
-def of_params(model: Callable, x: PyTree, subject: str) -> Callable[[PyTree], Output]:
-    """The model as a function of its parameters; one without data counts as a batch of one example."""
-    if x is None:
-        return lambda params: jax.tree.map(lambda z: jnp.asarray(z)[None], model(params))
-    num_examples(x, subject)
-    return lambda params: model(params, x)
-
-
-def num_examples(x: PyTree, subject: str) -> int:
-    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
-    if len(sizes) != 1 or sizes == {()}:
-        raise ValueError(
-            f"{subject} needs every array of `x` to have the same leading axis of examples, but got shapes "
-            f"{[jnp.shape(leaf) for leaf in jax.tree.leaves(x)]}."
-        )
-    ((count,),) = sizes
-    if count == 0:
-        raise ValueError(f"{subject} got an empty batch, and an average over no examples has no meaning.")
-    return count
-
-
-def check_params(params: PyTree, subject: str) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not leaves:
-        raise ValueError(f"{subject} got `params` without any array.")
-    for path, leaf in leaves:
-        dtype: Any = getattr(leaf, "dtype", type(leaf).__name__)
-        if not hasattr(leaf, "dtype") or not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(
-                f"{subject} needs parameters that are real floating-point arrays, but "
-                f"`params{jax.tree_util.keystr(path)}` is `{dtype}`. Close over it in the model, or pass only the "
-                "trainable part of the parameters."
-            )
-
-
-def check_outputs(z: PyTree, x: PyTree, subject: str) -> None:
-    count = 1 if x is None else num_examples(x, subject)
-    for leaf in jax.tree.leaves(z):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"{subject}: the output of the model must be real floating-point, but it is `{leaf.dtype}`."
-            )
-        if leaf.shape[:1] != (count,):
-            raise ValueError(
-                f"{subject}: the output of the model must have the {count} examples of `x` along its leading axis, but "
-                f"its shape is {leaf.shape}. Check for a `squeeze`, a sum over the batch or a missing `jax.vmap`."
-            )
-
-
-def check_examples(model: Callable, params: PyTree, x: PyTree, z: Output, subject: str) -> None:
-    """Refuse a concrete model whose output for an example depends on the rest of the batch."""
-    if x is None or not is_concrete((params, x, z)) or jax.tree.leaves(z)[0].shape[0] < 2:
-        return
-    alone = model(params, jax.tree.map(lambda leaf: leaf[:1], x))
-    shapes = [jax.tree.map(lambda leaf: leaf.shape[1:], tree) for tree in (alone, z)]
-    scale = max(float(jnp.max(jnp.abs(leaf), initial=0.0)) for leaf in jax.tree.leaves(z))
-    eps = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(z))
-    same = shapes[0] == shapes[1] and all(
-        jax.tree.leaves(
-            jax.tree.map(lambda a, b: bool(jnp.all(jnp.abs(a - b[:1]) <= eps**0.5 * (scale + eps))), alone, z)
-        )
-    )
-    if not same:
-        raise ValueError(
-            f"{subject}: the output for the first example changes when the rest of the batch is left out, so the model "
-            "couples examples (batch normalisation in training mode, a shared random mask, a hard-coded batch size). "
-            "Use its inference mode, or give each example its own key inside `x`; `check=False` turns this test off."
-        )
-
-
-def finite(tree: PyTree) -> Requirement:
-    return Requirement(
-        jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)])),
-        "finite numbers",
-        "Look for NaN or infinity in `params` and `x`, or for an overflow inside the model.",
     )

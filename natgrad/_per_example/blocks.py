@@ -1,0 +1,123 @@
+"""The gradients of a batch with respect to one parameter, in the form their statistics are computed from."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from natgrad import _tree
+from natgrad._per_example.factored import Factors
+from natgrad._per_example.lookups import Lookups
+from natgrad._per_example.rows import Rows
+from natgrad._sites.routes import Group, Member, Route
+from natgrad._sites.rules.layout import Layout
+from natgrad._sites.trace import Trace
+from natgrad._sites.uses import Use, local, spread
+from natgrad._sites.values import Dependent, evaluate
+
+
+class Recording:
+    """What a batch left at the sites: free values, recorded values with the examples in front, and the cotangents of
+    the sites' results with the examples and then the cotangents of each example in front."""
+
+    def __init__(self, trace: Trace, leaves: list[Any], records: list[Any], cotangents: dict[int, list[Any]]):
+        self.trace, self.leaves, self.cotangents = trace, leaves, cotangents
+        self.free = trace.free_values(leaves)
+        self.records = dict(zip(trace.plan.all_recorded(), records, strict=True))
+        first = next(iter(cotangents.values()))[0]
+        self.num_examples, self.num_cotangents = first.shape[:2]
+
+    def of(self, site) -> tuple[list[Any], list[Any]]:
+        return [self.records[value] for value in site.recorded], self.cotangents[site.number]
+
+    def operand(self, use: Use, position: int) -> Any:
+        """An operand beside the weight, for every example and every step of the site's loops."""
+        value, loops, lengths = use.site.operands[position], use.site.loops, self.trace.lengths
+        if isinstance(value, Dependent):
+            return jax.vmap(lambda x: spread(x, value.loops, loops, lengths))(self.records[value])
+        known = spread(jnp.asarray(self.free[value]), value.loops, loops, lengths)
+        return jnp.broadcast_to(known, (self.num_examples, *known.shape))
+
+
+def factors_of(recording: Recording, group: Group) -> Factors:
+    """All uses of a group as one, with their positions one after the other."""
+    data = [
+        (recording.operand(member.use, member.layout.input), recording.cotangents[member.use.site.number][0])
+        for member in group.members
+    ]
+    # Where inputs and cotangents change places, or are set against rows that are read, each cotangent needs inputs
+    # of its own: it is treated as an example.
+    is_unfolded = bool(group.lookups) or any(member.is_swapped for member in group.members)
+
+    def expand(data):
+        pairs = [_expanded(member, *part) for member, part in zip(group.members, data, strict=True)]
+        if not is_unfolded:
+            inputs, cotangents = zip(*pairs, strict=True)
+            return _tree.promote(jnp.concatenate(inputs, axis=2), jnp.concatenate(cotangents, axis=3))
+        unfolded = [_unfold(a, h, member.is_swapped) for (a, h), member in zip(pairs, group.members, strict=True)]
+        inputs, cotangents = zip(*unfolded, strict=True)
+        a, h = jnp.concatenate(inputs, axis=2), jnp.concatenate(cotangents, axis=2)
+        a, h = _tree.promote(a, h)
+        return a, h[:, None]
+
+    a, h = jax.eval_shape(expand, data)
+    shape = (*a.shape[1:], h.shape[-1])
+    return Factors(data, expand, recording.num_examples, recording.num_cotangents, shape, a.dtype.itemsize)
+
+
+def lookups_of(recording: Recording, group: Group) -> Lookups:
+    """All look-ups of a group as one."""
+    indices, cotangents = [], []
+    for member in group.lookups:
+        indices.append(jax.vmap(member.layout.indices)(recording.operand(member.use, member.layout.input)))
+        h = recording.cotangents[member.use.site.number][0]
+        cotangents.append(_tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(h)))
+    num_rows = group.lookups[0].use.value.aval.shape[0]
+    index, h = jnp.concatenate(indices, axis=1), jnp.concatenate(_tree.promote(*cotangents), axis=2)
+    h = jnp.where((index < num_rows)[:, None, :, None], h, 0)
+    return Lookups(index, h, num_rows, factors_of(recording, group) if group.members else None)
+
+
+def rows_of(recording: Recording, route: Route) -> Rows:
+    """The gradients of examples, by the local derivative of every site the parameter takes part in."""
+    trace, leaf = recording.trace, recording.leaves[route.leaf]
+    values = list(dict.fromkeys(use.value for use in route.uses))
+
+    def weights(leaf):
+        leaves = list(recording.leaves)
+        leaves[route.leaf] = leaf
+        return evaluate(values, leaves)
+
+    given, carry_on = jax.vjp(weights, leaf)
+    functions = [local(use.site, (use.operand,), recording.free, trace.lengths) for use in route.uses]
+
+    def gradients(data):
+        """The gradients of one example, one for each cotangent."""
+        totals = [None] * len(values)
+        for use, function, (records, cotangents) in zip(route.uses, functions, data, strict=True):
+            place = values.index(use.value)
+            _, pull = jax.vjp(lambda w: function([w], records), given[place])  # noqa: B023
+            (gradient,) = jax.vmap(pull)(tuple(cotangents))
+            totals[place] = gradient if totals[place] is None else totals[place] + gradient
+        return _tree.at_least_float32(jax.vmap(lambda *total: carry_on(list(total))[0])(*totals))
+
+    data = [recording.of(use.site) for use in route.uses]
+    columns = recording.num_cotangents
+    each = max(leaf.size, *(value.size for value in given))
+    bytes_each = columns * max(leaf.dtype.itemsize, 4) * each
+    return Rows(data, jax.vmap(gradients), recording.num_examples, columns, bytes_each)
+
+
+def _expanded(member: Member, inputs: Any, cotangents: Any) -> tuple[Any, Any]:
+    assert isinstance(member.layout, Layout)
+    a = jax.vmap(member.layout.inputs)(inputs)
+    h = jax.vmap(jax.vmap(member.layout.cotangents))(cotangents)
+    return _tree.at_least_float32(a), _tree.at_least_float32(h)
+
+
+def _unfold(a: Any, h: Any, is_swapped: bool) -> tuple[Any, Any]:
+    """Each cotangent as an example: `ngtd` and `ncgto` to `(nc)gtd` and `(nc)gto`, or the two in each other's place."""
+    a = jnp.broadcast_to(a[:, None], (*h.shape[:2], *a.shape[1:])).reshape(-1, *a.shape[1:])
+    h = h.reshape(-1, *h.shape[2:])
+    return (h, a) if is_swapped else (a, h)
+

@@ -1,0 +1,61 @@
+"""A batch in chunks of examples, so that what is formed for each example fits a budget of memory."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+# Numbers that fit the cache of a core. Larger products, one for every example, are formed one at a time on CPUs.
+CACHED = 2**16
+
+
+class Budget(NamedTuple):
+    """How many bytes may be in flight at once, beyond what a gradient needs."""
+
+    bytes: int = 2**26
+
+    def chunk(self, count: int, bytes_each: int, formed: int = 0) -> int:
+        """How many examples to take at once, of `count`, if each needs `bytes_each`.
+
+        `formed` is how many numbers a product forms for each example. XLA for CPUs is several times slower when it
+        forms many such products before they are reduced, so there they are kept in the cache."""
+        chunk = self.bytes // max(bytes_each, 1)
+        if formed and jax.default_backend() == "cpu" and formed * count > 4 * CACHED:
+            chunk = min(chunk, CACHED // formed)
+        return max(1, min(count, chunk))
+
+
+def summed(function: Callable[[PyTree], PyTree], data: PyTree, chunk: int) -> PyTree:
+    """The sum of `function(part)` over parts of at most `chunk` examples, which stand along the leading axes.
+
+    The last part is filled up with zeros, which must not contribute."""
+    parts = _parts(data, chunk)
+    if parts is None:
+        return function(data)
+    first = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+    step = lambda total, part: (jax.tree.map(jnp.add, total, function(part)), None)
+    return jax.lax.scan(step, zeros, parts)[0]
+
+
+def stacked(function: Callable[[PyTree], Any], data: PyTree, chunk: int) -> Any:
+    """`function(part)` for parts of at most `chunk` examples, which must give one row an example, put together."""
+    parts = _parts(data, chunk)
+    if parts is None:
+        return function(data)
+    rows = jax.lax.map(function, parts)
+    count = jax.tree.leaves(data)[0].shape[0]
+    return rows.reshape(-1, *rows.shape[2:])[:count]
+
+
+def _parts(data: PyTree, chunk: int) -> PyTree | None:
+    """The data with an axis of parts in front; `None` if one part holds all."""
+    count = jax.tree.leaves(data)[0].shape[0]
+    if chunk >= count:
+        return None
+    num_parts = -(-count // chunk)
+    even = -(-count // num_parts)
+    pad = lambda x: jnp.pad(x, [(0, num_parts * even - count)] + [(0, 0)] * (x.ndim - 1))
+    return jax.tree.map(lambda x: pad(x).reshape(num_parts, even, *x.shape[1:]), data)

@@ -1,0 +1,177 @@
+"""What natgrad knows of jaxprs: names of primitives and of their parameters, which JAX does not promise to keep.
+
+No other file reads `eqn.params`. Primitives are recognised by name; one that is not known here is evaluated and
+differentiated as it stands."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+from jax.extend import core
+
+Equation = core.JaxprEqn
+CALLS = {"jit", "pjit", "closed_call", "core_call"}
+REMATERIALISED = {"checkpoint", "remat", "remat2"}
+
+
+class Program(NamedTuple):
+    """A jaxpr, and the constants it has captured."""
+
+    jaxpr: Any
+    constants: tuple[Any, ...]
+
+
+class ScanParts(NamedTuple):
+    """A scan: its body takes and returns the carried values first, after the constants it is given."""
+
+    body: Program
+    num_constants: int
+    num_carried: int
+    length: int
+    reverse: bool
+    unroll: Any
+
+
+class DotParts(NamedTuple):
+    """Which axes of each operand of a `dot_general` are contracted and which are mapped."""
+
+    contracted: tuple[tuple[int, ...], tuple[int, ...]]
+    mapped: tuple[tuple[int, ...], tuple[int, ...]]
+
+    def free(self, operand: int, rank: int) -> tuple[int, ...]:
+        taken = self.contracted[operand] + self.mapped[operand]
+        return tuple(axis for axis in range(rank) if axis not in taken)
+
+
+class ConvolutionParts(NamedTuple):
+    """A convolution. Each specification gives the axes of (batch or outputs, features, space...)."""
+
+    input_axes: tuple[int, ...]
+    kernel_axes: tuple[int, ...]
+    output_axes: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    input_dilation: tuple[int, ...]
+    kernel_dilation: tuple[int, ...]
+    feature_groups: int
+    batch_groups: int
+
+
+class LookupParts(NamedTuple):
+    """A table whose rows are read: the axes of the output that run along a row, where in an index the row stands
+    (`None`: the index is the row), and whether a row outside the table reads as nothing instead of the nearest one."""
+
+    row_axes: tuple[int, ...]
+    component: int | None
+    drops_outside: bool
+
+
+def name(eqn: Equation) -> str:
+    return eqn.primitive.name
+
+
+def is_literal(atom: Any) -> bool:
+    return isinstance(atom, core.Literal)
+
+
+def program(jaxpr: Any) -> Program:
+    """A jaxpr with its constants, whether they are kept beside it or in it (JAX 0.12)."""
+    return Program(getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ())))
+
+
+def call(eqn: Equation) -> Program | None:
+    """The program of a plain call, which may be inlined; `None` for other equations."""
+    if name(eqn) not in CALLS:
+        return None
+    return program(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"])
+
+
+def rematerialised(eqn: Equation) -> tuple[Program, dict] | None:
+    """The program inside a `jax.checkpoint`, and its options."""
+    if name(eqn) not in REMATERIALISED:
+        return None
+    return program(eqn.params["jaxpr"]), {key: eqn.params[key] for key in ("policy", "prevent_cse")}
+
+
+def branches(eqn: Equation) -> list[Program] | None:
+    return [program(branch) for branch in eqn.params["branches"]] if name(eqn) == "cond" else None
+
+
+def scan(eqn: Equation) -> ScanParts | None:
+    if name(eqn) != "scan":
+        return None
+    p = eqn.params
+    if "ft_in" in p:  # JAX 0.12
+        num_constants, num_carried, _ = map(len, p["ft_in"].unpack())
+    else:
+        num_constants, num_carried = p["num_consts"], p["num_carry"]
+    return ScanParts(program(p["jaxpr"]), num_constants, num_carried, p["length"], p["reverse"], p.get("unroll", 1))
+
+
+def dot(eqn: Equation) -> DotParts | None:
+    if name(eqn) != "dot_general":
+        return None
+    contracted, mapped = eqn.params["dimension_numbers"]
+    return DotParts(*(tuple(map(tuple, pair)) for pair in (contracted, mapped)))  # pyright: ignore[reportArgumentType]
+
+
+def convolution(eqn: Equation) -> ConvolutionParts | None:
+    if name(eqn) != "conv_general_dilated":
+        return None
+    p, axes = eqn.params, eqn.params["dimension_numbers"]
+    return ConvolutionParts(
+        axes.lhs_spec,
+        axes.rhs_spec,
+        axes.out_spec,
+        tuple(p["window_strides"]),
+        tuple(p["padding"]),
+        tuple(p["lhs_dilation"]),
+        tuple(p["rhs_dilation"]),
+        p["feature_group_count"],
+        p["batch_group_count"],
+    )
+
+
+def lookup(eqn: Equation) -> LookupParts | None:
+    """The parts of an equation that reads whole rows of its first operand."""
+    table = eqn.invars[0].aval.shape if eqn.invars else ()
+    if name(eqn) == "dynamic_slice" and len(table) > 0 and tuple(eqn.params["slice_sizes"]) == (1, *table[1:]):
+        return LookupParts(tuple(range(1, len(table))), None, drops_outside=False)
+    if name(eqn) != "gather":
+        return None
+    p, axes = eqn.params, eqn.params["dimension_numbers"]
+    reads_rows = tuple(p["slice_sizes"]) == (1, *table[1:]) and 0 in axes.start_index_map
+    # An index into another axis than the first cannot shift a whole row: it is taken to the nearest that fits, zero.
+    collapsed = tuple(axes.collapsed_slice_dims)
+    if not reads_rows or axes.operand_batching_dims or collapsed not in ((0,), ()):
+        return None
+    drops_outside = p["mode"].name == "FILL_OR_DROP"
+    if drops_outside and len(axes.start_index_map) > 1:
+        return None
+    offset = tuple(axes.offset_dims)
+    row_axes = offset if collapsed == (0,) else offset[1:]
+    return LookupParts(row_axes, list(axes.start_index_map).index(0), drops_outside)
+
+
+def evaluate(eqn: Equation, operands: list[Any]) -> list[Any]:
+    """The results of an equation for given operands, one for each slot even where a variable is repeated.
+
+    The dtypes need not be those of the equation, so that integers can be sent where numbers would go."""
+    slots = [index for index, atom in enumerate(eqn.invars) if not is_literal(atom)]
+    atoms = [eqn.invars[index] for index in slots]
+    if len(set(atoms)) < len(atoms):
+        atoms = [core.Var(atom.aval) for atom in atoms]
+        fresh = dict(zip(slots, atoms, strict=True))
+        eqn = eqn.replace(invars=[fresh.get(index, atom) for index, atom in enumerate(eqn.invars)])
+    return jax.core.eval_jaxpr(_program_of(eqn, atoms), [], *(operands[index] for index in slots))
+
+
+def _program_of(eqn: Equation, invars: list) -> Any:
+    return core.Jaxpr([], invars, list(eqn.outvars), [eqn], eqn.effects, _description())
+
+
+@functools.cache
+def _description() -> Any:
+    """What a jaxpr must say of its origin, here that of an empty one."""
+    return jax.make_jaxpr(lambda: ())().jaxpr.debug_info

@@ -1,0 +1,211 @@
+"""Scans, branches and rematerialisation: steps that hold plans of their own, and how they are planned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from natgrad._sites import compat
+from natgrad._sites.free_scan import FreeScan
+from natgrad._sites.plan import Plan, Step
+from natgrad._sites.values import Carried, Dependent, Free, Slice, Value, is_floating, strip_weak_type
+
+
+@dataclass(frozen=True, eq=False)
+class Remat(Step):
+    """A part whose values are forgotten after the forward pass and computed again in the backward pass."""
+
+    plan: Plan
+    options: dict
+    outputs: tuple[Dependent, ...]
+    operands: tuple[Value, ...] = ()
+
+    def run(self, env, inputs, probe):
+        part = jax.checkpoint(lambda inputs: self.plan.run(env, inputs, probe), **self.options)
+        return part(self.plan.own(inputs))
+
+    def inner(self):
+        return (self.plan,)
+
+
+@dataclass(frozen=True, eq=False)
+class Cond(Step):
+    """A choice between plans. What the plans not taken would have recorded is zero."""
+
+    plans: tuple[Plan, ...]
+    operands: tuple[Value, ...]
+    outputs: tuple[Dependent, ...]
+    lengths: dict[int, int]
+
+    def run(self, env, inputs, probe):
+        def branch(number: int):
+            def taken():
+                ends, records = self.plans[number].run(env, inputs, probe)
+                blank = [self._zeros(plan) for plan in self.plans]
+                blank[number] = records
+                return [jnp.asarray(end) for end in ends], list(chain.from_iterable(blank))
+
+            return taken
+
+        return jax.lax.switch(env[self.operands[0]], [branch(number) for number in range(len(self.plans))])
+
+    def inner(self):
+        return self.plans
+
+    def _zeros(self, plan: Plan) -> list:
+        inner = lambda value: (self.lengths[loop] for loop in value.loops[len(plan.loops) :])
+        return [jnp.zeros((*inner(v), *v.aval.shape), v.aval.dtype) for v in plan.all_recorded()]
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Step):
+    """A loop. Inputs of its sites and free values that change over it are scanned with the data."""
+
+    plan: Plan
+    parts: compat.ScanParts
+    loop: int
+    operands: tuple[Value, ...]
+    outputs: tuple[Dependent, ...]
+    num_carried: int
+
+    def run(self, env, inputs, probe):
+        values = [env[value] for value in self.operands]
+        start, scanned = values[: self.num_carried], values[self.num_carried :]
+        changing = [value for value in dict.fromkeys(self.plan.free()) if self.loop in value.loops]
+
+        def body(carried, at_step):
+            data, free, step_inputs = at_step
+            here = {**env, **dict(zip(changing, free, strict=True))}
+            here.update(zip(self.plan.starts, [*carried, *data], strict=True))
+            ends, records = self.plan.run(here, step_inputs, probe)
+            new = [strip_weak_type(end) for end in ends[: self.num_carried]]
+            return new, (ends[self.num_carried :], records)
+
+        (final, (stacked, records)) = jax.lax.scan(
+            body,
+            [strip_weak_type(value) for value in start],
+            (scanned, [env[value] for value in changing], self.plan.own(inputs)),
+            length=self.parts.length,
+            reverse=self.parts.reverse,
+            unroll=self.parts.unroll,
+        )
+        return [*final, *stacked], records
+
+    def inner(self):
+        return (self.plan,)
+
+
+def plan_remat(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any) -> list[Value]:
+    program, options = compat.rematerialised(eqn)  # pyright: ignore[reportGeneralTypeIssues]
+    inside = scope._replace(is_rematerialised=True)
+    part = Plan(scope.loops)
+    ends = planner.walk(part, program, operands, inside)
+    part.ends = tuple(planner.as_dependent(part, end, inside) for end in ends)
+    outputs = tuple(Dependent(var.aval, scope.loops) for var in eqn.outvars)
+    plan.steps.append(Remat(part, options, outputs))
+    return list(outputs)
+
+
+def plan_cond(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any) -> list[Value]:
+    index, *rest = operands
+    parts = []
+    for program in compat.branches(eqn) or ():
+        part = Plan(scope.loops)
+        ends = planner.walk(part, program, rest, scope)
+        part.ends = tuple(planner.as_dependent(part, end, scope) for end in ends)
+        parts.append(part)
+    outputs = tuple(Dependent(var.aval, scope.loops) for var in eqn.outvars)
+    plan.steps.append(Cond(tuple(parts), (index,), outputs, planner.lengths))
+    return list(outputs)
+
+
+def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any) -> list[Value]:
+    """Carried values that never meet the data stay free: parameters passed along, counters, `W[i]` in a `fori_loop`.
+
+    Which those are is found by trial. At first every carried value that starts free is taken to stay the same; a walk
+    through the body then shows which of them change, and which come to depend on the example, until nothing new is
+    found."""
+    parts = compat.scan(eqn)
+    assert parts is not None
+    loop = planner.new_loop(parts.length)
+    inside = scope._replace(loops=(*scope.loops, loop))
+    constants, carried, scanned = _split(operands, parts)
+    _, carried_vars, scanned_vars = _split(parts.body.jaxpr.invars, parts)
+    slices = [_slice(value, var.aval, inside.loops) for value, var in zip(scanned, scanned_vars, strict=True)]
+    fates = [_Fate() if isinstance(value, Free) else None for value in carried]
+    while True:
+        free_scan, starts = _starts(parts, loop, carried, carried_vars, fates, inside.loops)
+        part = Plan(inside.loops)
+        ends = planner.walk(part, parts.body, [*constants, *starts, *slices], inside)
+        free_scan.after = [end for end, fate in zip(ends, fates, strict=False) if fate is not None and fate.changes]
+        new = [_fate(fate, start, end) for fate, start, end in zip(fates, starts, ends, strict=False)]
+        if new == fates:
+            break
+        fates = new
+    dependent = [k for k, fate in enumerate(fates) if fate is None]
+    begins = [starts[k] for k in dependent] + [value for value in slices if isinstance(value, Dependent)]
+    part.starts = tuple(begins)
+    wanted = [ends[k] for k in dependent] + ends[parts.num_carried :]
+    part.ends = tuple(planner.as_dependent(part, end, inside) for end in wanted)
+    outer = [planner.as_dependent(plan, carried[k], scope) for k in dependent]
+    data = [value for value in scanned if isinstance(value, Dependent)]
+    results = [_result(var.aval, k, starts, free_scan, scope.loops) for k, var in enumerate(eqn.outvars)]
+    outputs = tuple(value for value in results if isinstance(value, Dependent))
+    plan.steps.append(Scan(part, parts, loop, (*outer, *data), outputs, len(outer)))
+    return results
+
+
+class _Fate(NamedTuple):
+    """What becomes of a carried value that starts free: whether it changes, and what it then depends on."""
+
+    changes: bool = False
+    leaves: frozenset[int] = frozenset()
+    loops: frozenset[int] = frozenset()
+
+
+def _fate(fate: _Fate | None, start: Value, end: Value) -> _Fate | None:
+    """What a walk through the body has shown of it; `None` for a value that depends on the example."""
+    if fate is None or isinstance(end, Dependent):
+        return None
+    if not fate.changes and end is start:
+        return fate
+    return _Fate(True, fate.leaves | end.leaves | start.leaves, fate.loops | {*end.loops, *start.loops})
+
+
+def _starts(parts, loop, carried, variables, fates, loops) -> tuple[FreeScan, list[Value]]:
+    """What the carried values are inside the body."""
+    changing = [k for k, fate in enumerate(fates) if fate is not None and fate.changes]
+    scan = FreeScan(parts, loop, [carried[k] for k in changing])
+    for position, k in enumerate(changing):
+        fate, aval = fates[k], variables[k].aval
+        leaves = fate.leaves if is_floating(aval) else frozenset()
+        before = Carried(aval, leaves, tuple(sorted(fate.loops | {loop})), scan, position, False)
+        scan.before = [*scan.before, before]
+    before = dict(zip(changing, scan.before, strict=True))
+    unchanged = lambda k: carried[k] if fates[k] is not None else Dependent(variables[k].aval, loops)
+    return scan, [before.get(k) or unchanged(k) for k in range(len(carried))]
+
+
+def _result(aval: Any, k: int, starts: list[Value], scan: FreeScan, loops: tuple[int, ...]) -> Value:
+    """What the scan returns in place `k`: the last of a carried value, or what the steps stacked up."""
+    start = starts[k] if k < len(starts) else None
+    if isinstance(start, Carried) and start.scan is scan:
+        outer = tuple(loop for loop in start.loops if loop != scan.loop)
+        return Carried(aval, start.leaves, outer, scan, start.position, True)
+    return start if isinstance(start, Free) else Dependent(aval, loops)
+
+
+def _slice(value: Value, aval: Any, loops: tuple[int, ...]) -> Value:
+    """What one step sees of an array that is scanned over."""
+    if isinstance(value, Free):
+        return Slice(aval, value.leaves, tuple(sorted({*value.loops, loops[-1]})), value, loops[-1])
+    return Dependent(aval, loops)
+
+
+def _split(sequence: Sequence[Any], parts: compat.ScanParts) -> tuple[list, list, list]:
+    """Constants, carried values and scanned arrays."""
+    first, second = parts.num_constants, parts.num_constants + parts.num_carried
+    return list(sequence[:first]), list(sequence[first:second]), list(sequence[second:])

@@ -1,0 +1,162 @@
+"""The program of one example as steps that can be run with a probe at every site.
+
+A plan computes the dependent values, given the free ones. What happens at a site is left to the caller: to compute its
+results and add a tap to them, or to do more."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+
+from natgrad._sites import compat
+from natgrad._sites.values import Dependent, Free, Value
+
+Environment = dict[Value, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """An equation in which a free value that carries a gradient meets the data (`eqn` is `None` where a free value is
+    simply used as one that depends on the example).
+
+    `results` are the positions of its floating-point results, whose cotangents are asked for."""
+
+    number: int
+    eqn: compat.Equation | None
+    operands: tuple[Value, ...]
+    results: tuple[int, ...]
+    avals: tuple[Any, ...]
+    loops: tuple[int, ...]
+    is_rematerialised: bool
+
+    def compute(self, operands: list[Any]) -> list[Any]:
+        return [jnp.asarray(operands[0])] if self.eqn is None else compat.evaluate(self.eqn, operands)
+
+    @property
+    def primitive(self) -> str:
+        return "output" if self.eqn is None else compat.name(self.eqn)
+
+    @property
+    def meeting(self) -> tuple[int, ...]:
+        """The operands that carry a gradient to parameters."""
+        return tuple(k for k, value in enumerate(self.operands) if isinstance(value, Free) and value.leaves)
+
+    @property
+    def recorded(self) -> tuple[Dependent, ...]:
+        """The dependent operands that the derivative of the equation needs. A sum needs none."""
+        dependent = tuple(value for value in self.operands if isinstance(value, Dependent))
+        return () if self.primitive in ("add", "sub", "add_any") else dependent
+
+
+# What is passed in for each site, by its number.
+Inputs = dict[int, Any]
+# What to do at a site, given its operands and what was passed in for it.
+Probe = Callable[[Site, list[Any], Any], list[Any]]
+
+
+class Step:
+    """One step of a plan: operands to outputs, with records of what was asked for."""
+
+    operands: tuple[Value, ...]
+    outputs: tuple[Dependent, ...]
+
+    @abstractmethod
+    def run(self, env: Environment, inputs: Inputs, probe: Probe) -> tuple[list[Any], list[Any]]: ...
+
+    def inner(self) -> tuple["Plan", ...]:
+        return ()
+
+
+@dataclass(frozen=True, eq=False)
+class Bind(Step):
+    """An equation in which no parameter meets the data."""
+
+    eqn: compat.Equation
+    operands: tuple[Value, ...]
+    outputs: tuple[Dependent, ...]
+
+    def run(self, env, inputs, probe):
+        return compat.evaluate(self.eqn, [env[value] for value in self.operands]), []
+
+
+@dataclass(frozen=True, eq=False)
+class Meet(Step):
+    """A site."""
+
+    site: Site
+    outputs: tuple[Dependent, ...]
+
+    def run(self, env, inputs, probe):
+        return probe(self.site, [env[value] for value in self.operands], inputs[self.site.number]), []
+
+    @property
+    def operands(self):  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.site.operands
+
+
+@dataclass(frozen=True, eq=False)
+class Copy(Step):
+    """A free value without a gradient, used as one that depends on the example."""
+
+    operands: tuple[Free]
+    outputs: tuple[Dependent]
+
+    def run(self, env, inputs, probe):
+        return [jnp.asarray(env[self.operands[0]])], []
+
+
+@dataclass(eq=False)
+class Plan:
+    """Steps, the dependent values they start from, and those they are run for."""
+
+    loops: tuple[int, ...]
+    starts: tuple[Dependent, ...] = ()
+    steps: list[Step] = field(default_factory=list)
+    ends: tuple[Value, ...] = ()
+    # Dependent values of this plan (not of plans inside it) to be recorded.
+    recorded: tuple[Dependent, ...] = ()
+
+    def run(self, env: Environment, inputs: Inputs, probe: Probe) -> tuple[list[Any], list[Any]]:
+        """The values of `ends` and those of `all_recorded`, for an environment with the free values and `starts`."""
+        env, records = dict(env), []
+        for step in self.steps:
+            outputs, inner = step.run(env, inputs, probe)
+            env.update(zip(step.outputs, outputs, strict=True))
+            records += inner
+        records += [env[value] for value in self.recorded]
+        return [env[value] for value in self.ends], records
+
+    def sites(self) -> Iterator[Site]:
+        for step in self.steps:
+            if isinstance(step, Meet):
+                yield step.site
+            for plan in step.inner():
+                yield from plan.sites()
+
+    def free(self) -> Iterator[Free]:
+        """Every free value that has to be known to run the plan; some more than once."""
+        for step in self.steps:
+            yield from (value for value in step.operands if isinstance(value, Free))
+            for plan in step.inner():
+                yield from plan.free()
+        yield from (value for value in self.ends if isinstance(value, Free))
+
+    def own(self, inputs: Inputs) -> Inputs:
+        """The inputs of the sites in this plan."""
+        return {site.number: inputs[site.number] for site in self.sites()}
+
+    def all_recorded(self) -> Iterator[Dependent]:
+        for step in self.steps:
+            for plan in step.inner():
+                yield from plan.all_recorded()
+        yield from self.recorded
+
+    def keep(self, wanted: set[Dependent]) -> None:
+        """Mark, here and in plans inside, the values to be recorded."""
+        defined = dict.fromkeys([*self.starts, *(value for step in self.steps for value in step.outputs)])
+        self.recorded = tuple(value for value in defined if value in wanted)
+        for step in self.steps:
+            for plan in step.inner():
+                plan.keep(wanted)
