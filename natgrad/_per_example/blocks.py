@@ -8,35 +8,12 @@ import jax.numpy as jnp
 from natgrad import _tree
 from natgrad._per_example.factored import Factors
 from natgrad._per_example.lookups import Lookups
+from natgrad._per_example.recording import Recording
 from natgrad._per_example.rows import Rows
 from natgrad._sites.routes import Group, Member, Route
 from natgrad._sites.rules.layout import Layout
-from natgrad._sites.trace import Trace
-from natgrad._sites.uses import Use, local, spread
-from natgrad._sites.values import Dependent, evaluate
-
-
-class Recording:
-    """What a batch left at the sites: free values, recorded values with the examples in front, and the cotangents of
-    the sites' results with the examples and then the cotangents of each example in front."""
-
-    def __init__(self, trace: Trace, leaves: list[Any], records: list[Any], cotangents: dict[int, list[Any]]):
-        self.trace, self.leaves, self.cotangents = trace, leaves, cotangents
-        self.free = trace.free_values(leaves)
-        self.records = dict(zip(trace.plan.all_recorded(), records, strict=True))
-        first = next(iter(cotangents.values()))[0]
-        self.num_examples, self.num_cotangents = first.shape[:2]
-
-    def of(self, site) -> tuple[list[Any], list[Any]]:
-        return [self.records[value] for value in site.recorded], self.cotangents[site.number]
-
-    def operand(self, use: Use, position: int) -> Any:
-        """An operand beside the weight, for every example and every step of the site's loops."""
-        value, loops, lengths = use.site.operands[position], use.site.loops, self.trace.lengths
-        if isinstance(value, Dependent):
-            return jax.vmap(lambda x: spread(x, value.loops, loops, lengths))(self.records[value])
-        known = spread(jnp.asarray(self.free[value]), value.loops, loops, lengths)
-        return jnp.broadcast_to(known, (self.num_examples, *known.shape))
+from natgrad._sites.uses import local
+from natgrad._sites.values import evaluate
 
 
 def factors_of(recording: Recording, group: Group) -> Factors:
@@ -80,7 +57,7 @@ def lookups_of(recording: Recording, group: Group) -> Lookups:
 
 def rows_of(recording: Recording, route: Route) -> Rows:
     """The gradients of examples, by the local derivative of every site the parameter takes part in."""
-    trace, leaf = recording.trace, recording.leaves[route.leaf]
+    leaf = recording.leaves[route.leaf]
     values = list(dict.fromkeys(use.value for use in route.uses))
 
     def weights(leaf):
@@ -88,8 +65,9 @@ def rows_of(recording: Recording, route: Route) -> Rows:
         leaves[route.leaf] = leaf
         return evaluate(values, leaves)
 
-    given, carry_on = jax.vjp(weights, leaf)
-    functions = [local(use.site, (use.operand,), recording.free, trace.lengths) for use in route.uses]
+    _, carry_on = jax.vjp(weights, leaf)
+    given = [recording.free[value] for value in values]
+    functions = [local(use.site, (use.operand,), recording.free, recording.lengths) for use in route.uses]
 
     def gradients(data):
         """The gradients of one example, one for each cotangent."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 # Numbers that fit the cache of a core. Larger products, one for every example, are formed one at a time on CPUs.
 CACHED = 2**16
@@ -48,6 +48,13 @@ def stacked(function: Callable[[PyTree], Any], data: PyTree, chunk: int) -> Any:
     rows = jax.lax.map(function, parts)
     count = jax.tree.leaves(data)[0].shape[0]
     return rows.reshape(-1, *rows.shape[2:])[:count]
+
+
+def products(left: Float[Array, "n c p"], right: Float[Array, "m e p"]) -> Float[Array, "n c m e"]:
+    """All inner products, as one product of matrices. Written the same way everywhere, so that XLA computes those of a
+    weight's cotangents and those of its bias once."""
+    rows, columns = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
+    return (rows @ columns.T).reshape(*left.shape[:2], *right.shape[:2])
 
 
 def _parts(data: PyTree, chunk: int) -> PyTree | None:

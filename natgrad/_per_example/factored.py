@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from natgrad._per_example.chunks import Budget, stacked, summed
+from natgrad._per_example.chunks import Budget, products, stacked, summed
 
 
 class Factors(NamedTuple):
@@ -73,6 +73,10 @@ def gram(factors: Factors, budget: Budget) -> Float[Array, "n c n c"]:
     r"""$\langle g_i, g_j\rangle$ for all pairs of examples and cotangents."""
     groups, positions, inputs, outputs = factors.shape
     count, columns = factors.num_examples, factors.num_cotangents
+    if groups == positions == 1:
+        a, h = factors.expand(factors.data)
+        a, h = a[:, None, 0, 0], h[:, :, 0, 0]
+        return _by_row(products(a, a) * products(h, h), factors)
     if positions == 1:
         return _pairs(factors, factors.data, factors.data)
     # Multiplications: between all pairs of positions, or to form the gradients and multiply them.
@@ -93,26 +97,28 @@ def _gram_by_blocks(factors: Factors, budget: Budget) -> Float[Array, "n c n c"]
     block = budget.chunk(inputs, block_bytes)
 
     def product(inputs):
-        formed = _formed(jnp.moveaxis(inputs, 0, -1), h).reshape(rows * h.shape[1], -1)
-        return formed @ formed.T
+        formed = _formed(jnp.moveaxis(inputs, 0, -1), h).reshape(rows, h.shape[1], -1)
+        return products(formed, formed)
 
-    total = summed(product, jnp.moveaxis(a, -1, 0), block)
-    return total.reshape(2 * (factors.num_examples, factors.num_cotangents))
+    return _by_row(summed(product, jnp.moveaxis(a, -1, 0), block), factors)
 
 
-def _pairs(factors: Factors, left: Any, right: Any) -> Float[Array, "n c m c"]:
+def _pairs(factors: Factors, left: Any, right: Any) -> Float[Array, "n c m e"]:
     """Inner products of the gradients of some examples with those of others, through products of positions."""
     (a, h), (b, k) = factors.expand(left), factors.expand(right)
-    if factors.shape[1] == 1:
-        a, h, b, k = a[:, :, 0], h[:, :, :, 0], b[:, :, 0], k[:, :, :, 0]
-        inner = "nmg,ncmeg->ncme" if factors.shape[0] > 1 else "nm,ncme->ncme"
-        inputs, outputs = jnp.einsum("ngd,mgd->nmg", a, b), jnp.einsum("ncgo,mego->ncmeg", h, k)
-        if factors.shape[0] == 1:
-            inputs, outputs = inputs[..., 0], outputs[..., 0]
-        product = jnp.einsum(inner, inputs, outputs)
+    groups, positions, *_ = factors.shape
+    if positions == 1:
+        inputs = jnp.einsum("ngd,mgd->gnm", a[:, :, 0], b[:, :, 0])
+        outputs = jnp.einsum("ncgo,mego->gncme", h[:, :, :, 0], k[:, :, :, 0])
+        product = jnp.sum(inputs[:, :, None, :, None] * outputs, axis=0)
     else:
         inputs, outputs = jnp.einsum("ngtd,mgsd->ngtms", a, b), jnp.einsum("ncgto,megso->ncgtmes", h, k)
         product = jnp.einsum("ngtms,ncgtmes->ncme", inputs, outputs)
+    return _by_row(product, factors)
+
+
+def _by_row(product: Array, factors: Factors) -> Float[Array, "n c m e"]:
+    """As `_by_example`, on both sides of a Gram matrix."""
     columns = factors.num_cotangents
     counts = [product.shape[k] * product.shape[k + 1] // columns for k in (0, 2)]
     return product.reshape(counts[0], columns, counts[1], columns)

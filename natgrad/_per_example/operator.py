@@ -11,10 +11,13 @@ from jaxtyping import Array, Float, PyTree
 from natgrad import _tree
 from natgrad._check import require
 from natgrad._model import check_examples, check_params, finite
-from natgrad._per_example import factored, lookups, rows
-from natgrad._per_example.blocks import Recording, factors_of, lookups_of, rows_of
+from natgrad._per_example import statistics
+from natgrad._per_example.blocks import rows_of
 from natgrad._per_example.chunks import Budget, stacked
-from natgrad._sites.routes import Route, find_route
+from natgrad._per_example.in_backward import Formed, Statistic, form_all, formed_in_backward
+from natgrad._per_example.recording import Recording
+from natgrad._per_example.statistics import sum_of, wide
+from natgrad._sites.routes import Route, find_route, uses_of
 from natgrad._sites.trace import Trace, tapped, trace_example
 from natgrad._sites.uses import local
 from natgrad._sites.values import evaluate
@@ -33,37 +36,39 @@ class PerExample(eqx.Module):
     at least, and can be differentiated."""
 
     leaves: list[Array]
+    x: PyTree
+    output_cotangents: list[Array]
     records: list[Array]
     cotangents: dict[int, list[Array]]
     trace: Trace = eqx.field(static=True)
     routes: tuple[Route, ...] = eqx.field(static=True)
+    formed: tuple[Formed, ...] = eqx.field(static=True)
     budget: Budget = eqx.field(static=True)
     is_stacked: bool = eqx.field(static=True)
 
     def gradient(self) -> PyTree:
         r"""$\sum_i g_i$ over examples and cotangents: a covector like the parameters."""
-        recording = self._recording()
-        return self._transposed(jnp.ones((recording.num_examples, recording.num_cotangents)))
+        return self._transposed(jnp.ones(self._shape))
 
     def squared_sum(self) -> PyTree:
         r"""$\sum_i g_i^2$, entry by entry, over examples and cotangents: a tree like the parameters."""
-        recording = self._recording()
-        return self._unflatten([self._squared_sum(recording, route) for route in self.routes])
+        recording, formed = self._visit(statistics.squared_sum)
+        squares = {one.leaf: one.copy.collect(total) for one, total in formed}
+        for route in self.routes:
+            if route.leaf not in squares:
+                squares[route.leaf] = statistics.squared_sum(recording, route, self.budget)
+        return self._unflatten([squares[route.leaf] for route in self.routes])
 
     def norms(self) -> Float[Array, "*C N"]:
         r"""$|g_i|$ over all parameters."""
-        recording = self._recording()
-        parts = [self._squared_norms(recording, route) for route in self.routes if route.uses]
-        squares = sum_of(parts, (recording.num_examples, recording.num_cotangents))
+        squares = self._summed(statistics.squared_norms)
         # The gradient of a root at zero is taken to be zero.
         positive = squares > 0
         return self._by_cotangent(jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0))
 
     def gram(self) -> Float[Array, "..."]:
         r"""$\langle g_i, g_j\rangle$ over all parameters, for all pairs of examples and of cotangents."""
-        recording = self._recording()
-        parts = [self._gram(recording, route) for route in self.routes if route.uses]
-        total = sum_of(parts, 2 * (recording.num_examples, recording.num_cotangents))
+        total = self._summed(statistics.gram)
         return total.transpose(1, 0, 3, 2) if self.is_stacked else total[:, 0, :, 0]
 
     def rows(self, examples: slice = slice(None)) -> PyTree:
@@ -74,8 +79,8 @@ class PerExample(eqx.Module):
         def of(route: Route) -> Array:
             leaf = self.leaves[route.leaf]
             if not route.uses:
-                count = len(range(*examples.indices(recording.num_examples)))
-                return jnp.zeros((count, recording.num_cotangents, *leaf.shape), wide(leaf))
+                count = len(range(*examples.indices(self._shape[0])))
+                return jnp.zeros((count, self._shape[1], *leaf.shape), wide(leaf))
             block = rows_of(recording, route)
             return stacked(block.expand, jax.tree.map(lambda x: x[examples], block.data), block.chunk(self.budget))
 
@@ -84,16 +89,14 @@ class PerExample(eqx.Module):
     def matvec(self, v: PyTree) -> Float[Array, "*C N"]:
         r"""$\langle g_i, v\rangle$ for a vector like the parameters."""
         check_like(self._unflatten(self.trace.param_structs), v, "`PerExample.matvec`")
-        recording = self._recording()
-        like = jnp.zeros((recording.num_examples, recording.num_cotangents), self._dtype)
+        like = jnp.zeros(self._shape, self._dtype)
         # By transposition twice, so that rules for backward passes alone suffice.
         _, pull = jax.vjp(self._transposed, like)
         return self._by_cotangent(pull(_tree.cast_like(v, self._unflatten(self.trace.param_structs)))[0])
 
     def rmatvec(self, u: Float[Array, "*C N"]) -> PyTree:
         r"""$\sum_i u_i g_i$: a covector like the parameters."""
-        recording = self._recording()
-        count, columns = recording.num_examples, recording.num_cotangents
+        count, columns = self._shape
         expected = (columns, count) if self.is_stacked else (count,)
         if jnp.shape(u) != expected:
             raise ValueError(f"`PerExample.rmatvec` needs one weight a row, of shape {expected}, but got {jnp.shape(u)}.")
@@ -106,7 +109,7 @@ class PerExample(eqx.Module):
             records, cotangents = recording.of(site)
             weighed = tuple(jnp.einsum("nc,nc...->n...", weights.astype(wide(h)), h.astype(wide(h))) for h in cotangents)
             function = local(site, site.meeting, recording.free, self.trace.lengths)
-            batched = jax.vmap(function, in_axes=(None, 0), axis_size=recording.num_examples)
+            batched = jax.vmap(function, in_axes=(None, 0), axis_size=self._shape[0])
             given = [recording.free[site.operands[k]] for k in site.meeting]
             results, pull = jax.vjp(lambda given: batched(given, records), given)  # noqa: B023
             (gradients,) = pull(_tree.cast_like(weighed, results))
@@ -119,61 +122,30 @@ class PerExample(eqx.Module):
         _, carry_on = jax.vjp(lambda params: evaluate(values, [*params, *shared]), self.leaves[:num_params])
         return self._unflatten(carry_on(list(totals.values()))[0])
 
-    def _squared_sum(self, recording: Recording, route: Route) -> Array:
-        leaf = self.leaves[route.leaf]
-        if not route.uses:
-            return jnp.zeros(leaf.shape, wide(leaf))
-        if not route.groups:
-            return rows.squared_sum(rows_of(recording, route), self.budget)
-        total = jnp.zeros(leaf.shape, wide(leaf))
-        for group in route.groups:
-            squares = []
-            if group.members:
-                squares.append(factored.squared_sum(factors_of(recording, group), self.budget))
-            if group.lookups:
-                squares.append(lookups.squared_sum(lookups_of(recording, group), self.budget))
-            total = total + self._carried(recording, group, sum_of(squares)).astype(total.dtype)
-        return total
-
-    def _carried(self, recording: Recording, group: Any, squares: Array) -> Array:
-        """Sums of squares in normal form, carried over to the parameter entry by entry."""
-        reference = group.reference
-        copy = reference.copy
-        value = recording.free[copy.value]
-        shape = jax.ShapeDtypeStruct(value.shape, squares.dtype)
-        placed = jax.linear_transpose(reference.layout.weight, shape)(squares)[0]
-        if copy.is_scaled:
-            leaves = list(self.leaves)
-            at = lambda leaf: evaluate([copy.value], [*leaves[: copy.origin.index], leaf, *leaves[copy.origin.index + 1 :]])
-            leaf = leaves[copy.origin.index]
-            _, scale = jax.jvp(at, (leaf,), (jnp.ones_like(leaf),))
-            placed = placed * scale[0].astype(placed.dtype) ** 2
-        return copy.collect(placed)
-
-    def _squared_norms(self, recording: Recording, route: Route) -> Array:
-        if not is_unscaled(route):
-            return rows.squared_norms(rows_of(recording, route), self.budget)
-        parts = []
-        for group in route.groups:
-            if group.members:
-                parts.append(factored.squared_norms(factors_of(recording, group), self.budget))
-            if group.lookups:
-                parts.append(lookups.squared_norms(lookups_of(recording, group), self.budget))
+    def _summed(self, statistic: Statistic) -> Array:
+        """A statistic that parameters add to, summed over them."""
+        recording, formed = self._visit(statistic)
+        left = {route.leaf for route in self.routes} - {one.leaf for one, _ in formed}
+        parts = [statistic(recording, route, self.budget) for route in self.routes if route.leaf in left and route.uses]
+        parts += [jnp.sum(total.reshape(-1, *total.shape[len(one.site.loops) :]), axis=0) for one, total in formed]
         return sum_of(parts)
 
-    def _gram(self, recording: Recording, route: Route) -> Array:
-        if not is_unscaled(route):
-            return rows.gram(rows_of(recording, route), self.budget)
-        parts = []
-        for group in route.groups:
-            if group.members:
-                parts.append(factored.gram(factors_of(recording, group), self.budget))
-            if group.lookups:
-                parts.append(lookups.gram(lookups_of(recording, group), self.budget))
-        return sum_of(parts)
+    def _visit(self, statistic: Statistic) -> tuple[Recording, list[tuple[Formed, Array]]]:
+        """The recording, without those sites at which the statistic is formed in the backward pass."""
+        if not self.formed:
+            return self._recording(), []
+        first = [u[0] for u in self.output_cotangents]
+        return form_all(self.trace, self.formed, self.leaves, self.x, first, statistic, self.budget)
 
     def _recording(self) -> Recording:
-        return Recording(self.trace, self.leaves, self.records, self.cotangents)
+        free = self.trace.free_values(self.leaves)
+        records = dict(zip(self.trace.recorded(), self.records, strict=True))
+        return Recording(self.leaves, free, records, self.cotangents, self.trace.lengths)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Examples, and cotangents of each."""
+        return self.trace.num_examples, self.output_cotangents[0].shape[0]
 
     def _by_cotangent(self, rows: Array) -> Array:
         """`(N, C, ...)` as `(C, N, ...)`, or without the second axis if there was no axis of cotangents."""
@@ -225,8 +197,14 @@ def per_example(
         for u, out in zip(jax.tree.leaves(cotangents), forward.z, strict=True)
     ]
     at_sites = jax.vmap(forward.pull, out_axes=1)(shaped)
-    routes = tuple(find_route(trace, leaf) for leaf in range(len(jax.tree.leaves(params))))
-    return PerExample(leaves, forward.records, at_sites, trace, routes, Budget(budget), is_stacked)
+    records = [forward.records[value] for value in trace.recorded()]
+    routes = [find_route(uses_of(trace.sites, leaf), leaf, trace.lengths) for leaf in range(len(trace.names))]
+    # Several cotangents share what is recorded, so nothing is gained by forming their statistics one after the other.
+    candidates = [formed_in_backward(route, trace.lengths) for route in routes] if len(shaped[0]) == 1 else []
+    formed = tuple(one for one in candidates if one is not None)
+    return PerExample(
+        leaves, x, shaped, records, at_sites, trace, tuple(routes), formed, Budget(budget), is_stacked
+    )
 
 
 def check_cotangents(cotangents: PyTree, outputs: PyTree, x: PyTree, subject: str) -> bool:
@@ -254,21 +232,3 @@ def check_like(expected: PyTree, given: PyTree, subject: str) -> None:
         raise ValueError(
             f"{subject} needs a tree with the structure and shapes of the parameters, {shapes[0]}, but got {shapes[1]}."
         )
-
-
-def is_unscaled(route: Route) -> bool:
-    """Whether inner products can be taken in the normal form."""
-    members = [member for group in route.groups for member in (*group.members, *group.lookups)]
-    return bool(members) and not any(member.copy.is_scaled for member in members)
-
-
-def sum_of(parts: list[Array], shape: tuple[int, ...] = ()) -> Array:
-    """The sum of some arrays in the widest of their dtypes; zero if there are none."""
-    if not parts:
-        return jnp.zeros(shape)
-    first, *rest = _tree.promote(*parts)
-    return sum(rest, start=first)
-
-
-def wide(x: Any):
-    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from natgrad._per_example.chunks import Budget, stacked, summed
+from natgrad._per_example.chunks import Budget, products, stacked, summed
 
 
 class Rows(NamedTuple):
@@ -42,9 +42,9 @@ def gram(rows: Rows, budget: Budget) -> Float[Array, "n c n c"]:
     def against_all(part):
         left = _flat(rows.expand(part))
         if chunk >= rows.num_examples:
-            return jnp.einsum("ncp,mep->ncme", left, left)
-        products = lambda other: jnp.einsum("mep,ncp->menc", _flat(rows.expand(other)), left)
-        return stacked(products, rows.data, chunk).transpose(2, 3, 0, 1)
+            return products(left, left)
+        with_part = lambda other: products(_flat(rows.expand(other)), left)
+        return stacked(with_part, rows.data, chunk).transpose(2, 3, 0, 1)
 
     return stacked(against_all, rows.data, chunk)
 

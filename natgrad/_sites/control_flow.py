@@ -23,8 +23,8 @@ class Remat(Step):
     outputs: tuple[Dependent, ...]
     operands: tuple[Value, ...] = ()
 
-    def run(self, env, inputs, probe):
-        part = jax.checkpoint(lambda inputs: self.plan.run(env, inputs, probe), **self.options)
+    def run(self, env, inputs, visit):
+        part = jax.checkpoint(lambda inputs: self.plan.run(env, inputs, visit), **self.options)
         return part(self.plan.own(inputs))
 
     def inner(self):
@@ -40,11 +40,11 @@ class Cond(Step):
     outputs: tuple[Dependent, ...]
     lengths: dict[int, int]
 
-    def run(self, env, inputs, probe):
+    def run(self, env, inputs, visit):
         def branch(number: int):
             def taken():
-                ends, records = self.plans[number].run(env, inputs, probe)
-                blank = [self._zeros(plan) for plan in self.plans]
+                ends, records = self.plans[number].run(env, inputs, visit)
+                blank = [self._zeros(plan, visit.wanted) for plan in self.plans]
                 blank[number] = records
                 return [jnp.asarray(end) for end in ends], list(chain.from_iterable(blank))
 
@@ -55,9 +55,9 @@ class Cond(Step):
     def inner(self):
         return self.plans
 
-    def _zeros(self, plan: Plan) -> list:
+    def _zeros(self, plan: Plan, wanted: frozenset[Dependent]) -> list:
         inner = lambda value: (self.lengths[loop] for loop in value.loops[len(plan.loops) :])
-        return [jnp.zeros((*inner(v), *v.aval.shape), v.aval.dtype) for v in plan.all_recorded()]
+        return [jnp.zeros((*inner(v), *v.aval.shape), v.aval.dtype) for v in plan.recorded(wanted)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Scan(Step):
     outputs: tuple[Dependent, ...]
     num_carried: int
 
-    def run(self, env, inputs, probe):
+    def run(self, env, inputs, visit):
         values = [env[value] for value in self.operands]
         start, scanned = values[: self.num_carried], values[self.num_carried :]
         changing = [value for value in dict.fromkeys(self.plan.free()) if self.loop in value.loops]
@@ -80,7 +80,7 @@ class Scan(Step):
             data, free, step_inputs = at_step
             here = {**env, **dict(zip(changing, free, strict=True))}
             here.update(zip(self.plan.starts, [*carried, *data], strict=True))
-            ends, records = self.plan.run(here, step_inputs, probe)
+            ends, records = self.plan.run(here, step_inputs, visit)
             new = [strip_weak_type(end) for end in ends[: self.num_carried]]
             return new, (ends[self.num_carried :], records)
 

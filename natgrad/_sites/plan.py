@@ -6,7 +6,7 @@ results and add a tap to them, or to do more."""
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -52,8 +52,13 @@ class Site:
 
 # What is passed in for each site, by its number.
 Inputs = dict[int, Any]
-# What to do at a site, given its operands and what was passed in for it.
-Probe = Callable[[Site, list[Any], Any], list[Any]]
+
+
+class Visit(NamedTuple):
+    """What to do at each site, given its operands and what was passed in for it, and which values to record."""
+
+    probe: Callable[[Site, list[Any], Any], list[Any]]
+    wanted: frozenset[Dependent]
 
 
 class Step:
@@ -63,7 +68,7 @@ class Step:
     outputs: tuple[Dependent, ...]
 
     @abstractmethod
-    def run(self, env: Environment, inputs: Inputs, probe: Probe) -> tuple[list[Any], list[Any]]: ...
+    def run(self, env: Environment, inputs: Inputs, visit: Visit) -> tuple[list[Any], list[Any]]: ...
 
     def inner(self) -> tuple["Plan", ...]:
         return ()
@@ -77,7 +82,7 @@ class Bind(Step):
     operands: tuple[Value, ...]
     outputs: tuple[Dependent, ...]
 
-    def run(self, env, inputs, probe):
+    def run(self, env, inputs, visit):
         return compat.evaluate(self.eqn, [env[value] for value in self.operands]), []
 
 
@@ -88,8 +93,8 @@ class Meet(Step):
     site: Site
     outputs: tuple[Dependent, ...]
 
-    def run(self, env, inputs, probe):
-        return probe(self.site, [env[value] for value in self.operands], inputs[self.site.number]), []
+    def run(self, env, inputs, visit):
+        return visit.probe(self.site, [env[value] for value in self.operands], inputs[self.site.number]), []
 
     @property
     def operands(self):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -103,7 +108,7 @@ class Copy(Step):
     operands: tuple[Free]
     outputs: tuple[Dependent]
 
-    def run(self, env, inputs, probe):
+    def run(self, env, inputs, visit):
         return [jnp.asarray(env[self.operands[0]])], []
 
 
@@ -115,17 +120,15 @@ class Plan:
     starts: tuple[Dependent, ...] = ()
     steps: list[Step] = field(default_factory=list)
     ends: tuple[Value, ...] = ()
-    # Dependent values of this plan (not of plans inside it) to be recorded.
-    recorded: tuple[Dependent, ...] = ()
 
-    def run(self, env: Environment, inputs: Inputs, probe: Probe) -> tuple[list[Any], list[Any]]:
-        """The values of `ends` and those of `all_recorded`, for an environment with the free values and `starts`."""
+    def run(self, env: Environment, inputs: Inputs, visit: Visit) -> tuple[list[Any], list[Any]]:
+        """The values of `ends` and the records, for an environment with the free values and `starts`."""
         env, records = dict(env), []
         for step in self.steps:
-            outputs, inner = step.run(env, inputs, probe)
+            outputs, inner = step.run(env, inputs, visit)
             env.update(zip(step.outputs, outputs, strict=True))
             records += inner
-        records += [env[value] for value in self.recorded]
+        records += [env[value] for value in self._defined() if value in visit.wanted]
         return [env[value] for value in self.ends], records
 
     def sites(self) -> Iterator[Site]:
@@ -147,16 +150,13 @@ class Plan:
         """The inputs of the sites in this plan."""
         return {site.number: inputs[site.number] for site in self.sites()}
 
-    def all_recorded(self) -> Iterator[Dependent]:
+    def recorded(self, wanted: frozenset[Dependent]) -> Iterator[Dependent]:
+        """The values that a run records, in the order of its records."""
         for step in self.steps:
             for plan in step.inner():
-                yield from plan.all_recorded()
-        yield from self.recorded
+                yield from plan.recorded(wanted)
+        yield from (value for value in self._defined() if value in wanted)
 
-    def keep(self, wanted: set[Dependent]) -> None:
-        """Mark, here and in plans inside, the values to be recorded."""
-        defined = dict.fromkeys([*self.starts, *(value for step in self.steps for value in step.outputs)])
-        self.recorded = tuple(value for value in defined if value in wanted)
-        for step in self.steps:
-            for plan in step.inner():
-                plan.keep(wanted)
+    def _defined(self) -> dict[Dependent, None]:
+        """The dependent values that this plan has before or after its steps, not those inside of them."""
+        return dict.fromkeys([*self.starts, *(value for step in self.steps for value in step.outputs)])

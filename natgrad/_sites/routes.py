@@ -1,5 +1,6 @@
 """From sites to parameters: how the gradient of each example with respect to one parameter is put together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,7 +9,7 @@ from natgrad._sites.copies import CopyOf, copy_of, leaf_of
 from natgrad._sites.rules import convolution, dense, lookup
 from natgrad._sites.rules.layout import Layout
 from natgrad._sites.rules.lookup import LookupLayout
-from natgrad._sites.trace import Trace
+from natgrad._sites.plan import Site
 from natgrad._sites.uses import Use
 
 
@@ -51,10 +52,14 @@ class Route:
     kinds: tuple[str, ...] = field(default=())
 
 
-def find_route(trace: Trace, leaf: int) -> Route:
-    uses = tuple(
-        Use(site, k) for site in trace.sites for k in site.meeting if leaf in site.operands[k].leaves  # pyright: ignore[reportAttributeAccessIssue]
-    )
+def uses_of(sites: Sequence[Site], leaf: int) -> list[Use]:
+    uses = [Use(site, operand) for site in sites for operand in site.meeting]
+    return [use for use in uses if leaf in use.value.leaves]
+
+
+def find_route(uses: Sequence[Use], leaf: int, lengths: dict[int, int]) -> Route:
+    """The way to a parameter from all its uses."""
+    uses = tuple(uses)
     kinds = tuple(kind(use) for use in uses)
     members = []
     for use in uses:
@@ -62,7 +67,7 @@ def find_route(trace: Trace, leaf: int) -> Route:
         if layout is None:
             return Route(leaf, uses, (), f"used by `{use.site.primitive}`", kinds)
         origin = leaf_of(use.value, leaf)
-        copy = copy_of(use.value, origin, trace.lengths) if origin is not None else None
+        copy = copy_of(use.value, origin, lengths) if origin is not None else None
         if copy is None:
             return Route(leaf, uses, (), "the weight is computed from the parameter, not copied", kinds)
         members.append(Member(use, layout, copy))

@@ -1,6 +1,6 @@
 """The program of one example, and a batch of it run with taps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from natgrad._model import check_outputs, example_axes, num_examples
 from natgrad._sites import compat
-from natgrad._sites.plan import Inputs, Plan, Probe, Site
+from natgrad._sites.plan import Inputs, Plan, Site, Visit
 from natgrad._sites.sites import Planner, Scope
 from natgrad._sites.values import Dependent, Free, Leaf, evaluate
 
@@ -39,9 +39,9 @@ class Trace:
         return [*jax.tree.leaves(params), *shared]
 
     def run(
-        self, leaves: list[Any], x: PyTree, inputs: Inputs, mapped: dict[int, Any], probe: Probe
+        self, leaves: list[Any], x: PyTree, inputs: Inputs, mapped: dict[int, Any], visit: Visit
     ) -> tuple[list[Any], list[Any]]:
-        """The leaves of the outputs of a batch, and the values recorded at the sites.
+        """The leaves of the outputs of a batch, and the values recorded.
 
         The inputs of a site have the axes of its loops in front, and in front of these, where `mapped` says 0 and not
         `None`, that of the examples."""
@@ -50,7 +50,7 @@ class Trace:
 
         def one(data, inputs):
             env = {**free, **dict(zip(self.plan.starts, data, strict=True))}
-            return self.plan.run(env, inputs, probe)
+            return self.plan.run(env, inputs, visit)
 
         axes = [axis for _, axis in data]
         batched = jax.vmap(one, in_axes=(axes, mapped), axis_size=self.num_examples)
@@ -61,6 +61,10 @@ class Trace:
         wanted = list(dict.fromkeys(self.plan.free()))
         return dict(zip(wanted, evaluate(wanted, leaves), strict=True))
 
+    def recorded(self) -> list[Dependent]:
+        """The values that the derivatives of all sites need, in the order in which a run records them."""
+        return list(self.plan.recorded(frozenset(value for site in self.sites for value in site.recorded)))
+
     def zeros(self, site: Site) -> list[Any]:
         """A zero for every floating-point result of a site, at every step of its loops and for every example."""
         lead = self.num_examples, *(self.lengths[loop] for loop in site.loops)
@@ -68,20 +72,29 @@ class Trace:
 
 
 class Tapped(NamedTuple):
-    """A batch after its forward pass: the leaves of the outputs, the values recorded at sites, and the map from
-    cotangents of the outputs to the cotangents of every site's results."""
+    """A batch after its forward pass: the leaves of the outputs, the values recorded, and the map from cotangents of
+    the outputs to the cotangents of what was passed in at the sites."""
 
     z: list[Any]
-    records: list[Any]
-    pull: Callable[[list[Any]], dict[int, list[Any]]]
+    records: dict[Dependent, Any]
+    pull: Callable[[list[Any]], Inputs]
 
 
 def tapped(trace: Trace, leaves: list[Any], x: PyTree) -> Tapped:
     """Run a batch with a zero added to every result of every site; the cotangent of that zero is the result's."""
     zeros = {site.number: trace.zeros(site) for site in trace.sites}
-    mapped = dict.fromkeys(zeros, 0)
-    z, pull, records = jax.vjp(lambda taps: trace.run(leaves, x, taps, mapped, add_taps), zeros, has_aux=True)
-    return Tapped(z, records, lambda cotangents: pull(cotangents)[0])
+    return visited(trace, leaves, x, zeros, dict.fromkeys(zeros, 0), add_taps, trace.sites)
+
+
+def visited(
+    trace: Trace, leaves: list[Any], x: PyTree, inputs: Inputs, mapped: dict, probe: Callable, recorded: Iterable[Site]
+) -> Tapped:
+    """Run a batch with something passed in at every site, and record what the derivatives of some sites need."""
+    visit = Visit(probe, frozenset(value for site in recorded for value in site.recorded))
+    run = lambda inputs: trace.run(leaves, x, inputs, mapped, visit)
+    z, pull, records = jax.vjp(run, inputs, has_aux=True)
+    named = dict(zip(trace.plan.recorded(visit.wanted), records, strict=True))
+    return Tapped(z, named, lambda cotangents: pull(cotangents)[0])
 
 
 def add_taps(site: Site, operands: list[Any], taps: list[Any]) -> list[Any]:
@@ -130,7 +143,6 @@ def _plan(program: compat.Program, params: PyTree, shared: Sequence, axes: tuple
     ends = planner.walk(plan, program, [*leaves, *data], Scope())
     plan.ends = tuple(planner.as_dependent(plan, end, Scope()) for end in ends)
     sites = tuple(plan.sites())
-    plan.keep({value for site in sites for value in site.recorded})
     names = tuple(
         "params" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)
     )

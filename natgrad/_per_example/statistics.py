@@ -1,0 +1,95 @@
+"""Statistics of the gradients with respect to one parameter, by the route that leads to it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from natgrad import _tree
+from natgrad._per_example import factored, lookups, rows
+from natgrad._per_example.blocks import factors_of, lookups_of, rows_of
+from natgrad._per_example.chunks import Budget
+from natgrad._per_example.recording import Recording
+from natgrad._sites.copies import CopyOf
+from natgrad._sites.routes import Group, Route
+from natgrad._sites.values import evaluate
+
+
+def squared_sum(recording: Recording, route: Route, budget: Budget) -> Float[Array, "..."]:
+    r"""$\sum_i g_i^2$, entry by entry: an array like the parameter."""
+    leaf = recording.leaves[route.leaf]
+    if not route.uses:
+        return jnp.zeros(leaf.shape, wide(leaf))
+    if not route.groups:
+        return rows.squared_sum(rows_of(recording, route), budget)
+    parts = []
+    for group in route.groups:
+        squares = [statistic.squared_sum(block, budget) for statistic, block in _blocks(recording, group)]
+        parts.append(_carried(recording, group, sum_of(squares)))
+    return sum_of(parts)
+
+
+def squared_norms(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c"]:
+    r"""$|g_i|^2$ with respect to the parameter."""
+    if not _is_unscaled(route):
+        return rows.squared_norms(rows_of(recording, route), budget)
+    blocks = (pair for group in route.groups for pair in _blocks(recording, group))
+    return sum_of([statistic.squared_norms(block, budget) for statistic, block in blocks])
+
+
+def gram(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c n c"]:
+    r"""$\langle g_i, g_j\rangle$ with respect to the parameter."""
+    if not _is_unscaled(route):
+        return rows.gram(rows_of(recording, route), budget)
+    blocks = (pair for group in route.groups for pair in _blocks(recording, group))
+    return sum_of([statistic.gram(block, budget) for statistic, block in blocks])
+
+
+def sum_of(parts: list[Array]) -> Array:
+    """The sum of some arrays in the widest of their dtypes."""
+    first, *rest = _tree.promote(*parts)
+    return sum(rest, start=first)
+
+
+def wide(x: Any):
+    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
+
+
+def _blocks(recording: Recording, group: Group) -> list[tuple[Any, Any]]:
+    """The parts of a group, each with the module that knows its statistics."""
+    blocks: list[tuple[Any, Any]] = []
+    if group.members:
+        blocks.append((factored, factors_of(recording, group)))
+    if group.lookups:
+        blocks.append((lookups, lookups_of(recording, group)))
+    return blocks
+
+
+def _carried(recording: Recording, group: Group, squares: Float[Array, "g d o"]) -> Array:
+    """Sums of squares in normal form, carried over to the parameter entry by entry."""
+    copy, layout = group.reference.copy, group.reference.layout
+    shape = recording.free[copy.value].shape
+    (placed,) = jax.linear_transpose(layout.weight, jax.ShapeDtypeStruct(shape, squares.dtype))(squares)
+    if copy.is_scaled:
+        placed = placed * _scale(recording, copy).astype(placed.dtype) ** 2
+    return copy.collect(placed)
+
+
+def _scale(recording: Recording, copy: CopyOf) -> Array:
+    """What each entry of a copy is multiplied by."""
+    index = copy.origin.index  # pyright: ignore[reportAttributeAccessIssue]
+
+    def value(leaf):
+        leaves = list(recording.leaves)
+        leaves[index] = leaf
+        return evaluate([copy.value], leaves)[0]
+
+    leaf = recording.leaves[index]
+    return jax.jvp(value, (leaf,), (jnp.ones_like(leaf),))[1]
+
+
+def _is_unscaled(route: Route) -> bool:
+    """Whether inner products can be taken in the normal form."""
+    members = [member for group in route.groups for member in (*group.members, *group.lookups)]
+    return bool(members) and not any(member.copy.is_scaled for member in members)
