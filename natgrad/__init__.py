@@ -57,6 +57,11 @@ from natgrad._metric.moments import gradient_covariance as gradient_covariance
 from natgrad._metric.pullback import gauss_newton as gauss_newton
 from natgrad._metric.pullback import pullback as pullback
 
+# Gradients of single examples
+from natgrad._per_example.explain import Explanation as Explanation
+from natgrad._per_example.forward import per_example as per_example
+from natgrad._per_example.operator import PerExample as PerExample
+
 # Solving
 from natgrad._solve.auto import Auto as Auto
 from natgrad._solve.cg import CG as CG

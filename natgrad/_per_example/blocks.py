@@ -86,6 +86,12 @@ def rows_of(recording: Recording, route: Route) -> Rows:
     return Rows(data, jax.vmap(gradients), recording.num_examples, columns, bytes_each)
 
 
+def use_factors(recording: Recording, member: Member) -> tuple[Any, Any]:
+    """The inputs and cotangents of one use, for all examples."""
+    inputs = recording.operand(member.use, member.layout.input)
+    return _expanded(member, inputs, recording.cotangents[member.use.site.number][0])
+
+
 def _expanded(member: Member, inputs: Any, cotangents: Any) -> tuple[Any, Any]:
     assert isinstance(member.layout, Layout)
     a = jax.vmap(member.layout.inputs)(inputs)
@@ -98,4 +104,3 @@ def _unfold(a: Any, h: Any, is_swapped: bool) -> tuple[Any, Any]:
     a = jnp.broadcast_to(a[:, None], (*h.shape[:2], *a.shape[1:])).reshape(-1, *a.shape[1:])
     h = h.reshape(-1, *h.shape[2:])
     return (h, a) if is_swapped else (a, h)
-

@@ -39,14 +39,13 @@ class Factors(NamedTuple):
         return self.itemsize * groups * positions * (inputs + self.num_cotangents * outputs)
 
 
-def squared_sum(factors: Factors, budget: Budget) -> Float[Array, "g d o"]:
-    r"""$\sum_i g_i^2$, entry by entry."""
-    groups, positions, *_ = factors.shape
-    if positions == 1:
+def power_sum(factors: Factors, power: int, budget: Budget) -> Float[Array, "g d o"]:
+    r"""$\sum_i g_i^p$, entry by entry."""
+    if factors.shape[1] == 1:
         a, h = factors.expand(factors.data)
-        return jnp.einsum("ngd,ngo->gdo", a[:, :, 0] ** 2, jnp.sum(h[:, :, :, 0] ** 2, axis=1))
-    square = lambda part: jnp.sum(_formed(*factors.expand(part)) ** 2, axis=(0, 1))
-    return summed(square, factors.data, _forming_chunk(factors, budget))
+        return jnp.einsum("ngd,ngo->gdo", a[:, :, 0] ** power, jnp.sum(h[:, :, :, 0] ** power, axis=1))
+    powers = lambda part: jnp.sum(_formed(*factors.expand(part)) ** power, axis=(0, 1))
+    return summed(powers, factors.data, _forming_chunk(factors, budget))
 
 
 def squared_norms(factors: Factors, budget: Budget) -> Float[Array, "n c"]:

@@ -27,21 +27,18 @@ class Lookups(NamedTuple):
         return self.cotangents.shape[1]
 
 
-def squared_sum(lookups: Lookups, budget: Budget) -> Float[Array, "1 v o"]:
-    """A square and a double product for every row that is read; the squares of other uses not among them."""
-    *_, width = lookups.cotangents.shape
-
-    def weighed(part):
-        indices, h = part[:2]
-        return jnp.sum(h * _read(lookups, part), axis=1)
-
-    values = stacked(weighed, _data(lookups), _chunk(lookups, budget))
+def power_sum(lookups: Lookups, power: int, budget: Budget) -> Float[Array, "1 v o"]:
+    """What looking up adds to the sum of powers, beyond those of the other uses."""
+    width = lookups.cotangents.shape[-1]
+    values = stacked(
+        lambda part: jnp.sum(_added(lookups, power, part), axis=1), _data(lookups), _chunk(lookups, budget)
+    )
     table = jnp.zeros((lookups.num_rows, width), values.dtype)
     return table.at[lookups.indices.reshape(-1)].add(values.reshape(-1, width), mode="drop")[None]
 
 
 def squared_norms(lookups: Lookups, budget: Budget) -> Float[Array, "n c"]:
-    norms = lambda part: jnp.sum(part[1] * _read(lookups, part), axis=(2, 3))
+    norms = lambda part: jnp.sum(_added(lookups, 2, part), axis=(2, 3))
     return stacked(norms, _data(lookups), _chunk(lookups, budget))
 
 
@@ -67,16 +64,19 @@ def gram(lookups: Lookups, budget: Budget) -> Float[Array, "n c n c"]:
     return among + across + across.transpose(2, 3, 0, 1)
 
 
-def _read(lookups: Lookups, part) -> Float[Array, "n c t o"]:
-    """For every position, the row of the gradient that it reads, double where it comes from the other uses."""
+def _added(lookups: Lookups, power: int, part) -> Float[Array, "n c t o"]:
+    r"""For every position, its share of $(r + s)^p - s^p$, where $r$ is what the look-ups give to the row that it reads
+    and $s$ what other uses give to it. Positions that read the same row share alike."""
     indices, h = part[:2]
     same = (indices[:, :, None] == indices[:, None, :]).astype(h.dtype)
+    share = (indices < lookups.num_rows) / jnp.sum(same, axis=-1)
     read = jnp.einsum("nts,ncso->ncto", same, h)
     if lookups.others is None:
-        return read
+        return read**power * share[:, None, :, None]
     a, k = _expanded(lookups.others, part[2])
     inputs = jax.vmap(lambda a, i: jnp.take(a, i, axis=-1, mode="fill", fill_value=0))(a, indices)
-    return read + 2 * jnp.einsum("ncst,ncso->ncto", inputs, k)
+    other = jnp.einsum("ncst,ncso->ncto", inputs, k)
+    return ((read + other) ** power - other**power) * share[:, None, :, None]
 
 
 def _expanded(others: Factors, data=None) -> tuple[Float[Array, "n c s v"], Float[Array, "n c s o"]]:

@@ -1,7 +1,7 @@
 """The gradients of single examples as a linear map, held in factors."""
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,18 +9,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import require
-from natgrad._model import check_examples, check_params, finite
 from natgrad._per_example import statistics
-from natgrad._per_example.blocks import rows_of
+from natgrad._per_example.blocks import rows_of, use_factors
 from natgrad._per_example.chunks import Budget, stacked
-from natgrad._per_example.in_backward import Formed, Statistic, form_all, formed_in_backward
+from natgrad._per_example.explain import Explanation, explain
+from natgrad._per_example.in_backward import Formed, Statistic, form_all
 from natgrad._per_example.recording import Recording
 from natgrad._per_example.statistics import sum_of, wide
-from natgrad._sites.routes import Route, find_route, uses_of
-from natgrad._sites.trace import Trace, tapped, trace_example
+from natgrad._sites.routes import Route
+from natgrad._sites.trace import Trace
 from natgrad._sites.uses import local
 from natgrad._sites.values import evaluate
+
+
+class SiteFactors(NamedTuple):
+    """One use of a parameter, in `G` groups (with weights of their own) at `T` positions (which share them)."""
+
+    inputs: Float[Array, "N G T d"]
+    cotangents: Float[Array, "*C N G T o"]
 
 
 class PerExample(eqx.Module):
@@ -52,12 +58,19 @@ class PerExample(eqx.Module):
 
     def squared_sum(self) -> PyTree:
         r"""$\sum_i g_i^2$, entry by entry, over examples and cotangents: a tree like the parameters."""
-        recording, formed = self._visit(statistics.squared_sum)
-        squares = {one.leaf: one.copy.collect(total) for one, total in formed}
+        return self.power_sum(2)
+
+    def power_sum(self, power: int) -> PyTree:
+        r"""$\sum_i g_i^p$, entry by entry, for an even power."""
+        if power < 2 or power % 2:
+            raise ValueError(f"`PerExample.power_sum` needs an even power, 2 or more, but got {power}.")
+        statistic = functools.partial(statistics.power_sum, power=power)
+        recording, formed = self._visit(statistic)
+        powers = {one.leaf: one.copy.collect(total) for one, total in formed}
         for route in self.routes:
-            if route.leaf not in squares:
-                squares[route.leaf] = statistics.squared_sum(recording, route, self.budget)
-        return self._unflatten([squares[route.leaf] for route in self.routes])
+            if route.leaf not in powers:
+                powers[route.leaf] = statistic(recording, route, self.budget)
+        return self._unflatten([powers[route.leaf] for route in self.routes])
 
     def norms(self) -> Float[Array, "*C N"]:
         r"""$|g_i|$ over all parameters."""
@@ -99,15 +112,37 @@ class PerExample(eqx.Module):
         count, columns = self._shape
         expected = (columns, count) if self.is_stacked else (count,)
         if jnp.shape(u) != expected:
-            raise ValueError(f"`PerExample.rmatvec` needs one weight a row, of shape {expected}, but got {jnp.shape(u)}.")
+            raise ValueError(
+                f"`PerExample.rmatvec` needs one weight a row, of shape {expected}, but got {jnp.shape(u)}."
+            )
         return self._transposed(jnp.asarray(u).reshape(columns, count).T)
+
+    def factors(self) -> dict[str, list[SiteFactors]]:
+        r"""For every parameter that takes part in products, and for each of its uses, the inputs and cotangents whose
+        products, summed over positions, are the gradients: what Kronecker factors are made of."""
+        recording = self._recording()
+        return {
+            self.trace.names[route.leaf]: [
+                SiteFactors(inputs, cotangents.swapaxes(0, 1) if self.is_stacked else cotangents[:, 0])
+                for group in route.groups
+                for inputs, cotangents in map(functools.partial(use_factors, recording), group.members)
+            ]
+            for route in self.routes
+            if any(group.members for group in route.groups)
+        }
+
+    def explain(self) -> Explanation:
+        """Every site with its rule, its parameters and the memory it needs, and how each parameter is reached."""
+        return explain(self.trace, self.routes, self.formed, self._shape[1])
 
     def _transposed(self, weights: Float[Array, "N C"]) -> PyTree:
         recording = self._recording()
         totals: dict[Any, Any] = {}
         for site in self.trace.sites:
             records, cotangents = recording.of(site)
-            weighed = tuple(jnp.einsum("nc,nc...->n...", weights.astype(wide(h)), h.astype(wide(h))) for h in cotangents)
+            weighed = tuple(
+                jnp.einsum("nc,nc...->n...", weights.astype(wide(h)), h.astype(wide(h))) for h in cotangents
+            )
             function = local(site, site.meeting, recording.free, self.trace.lengths)
             batched = jax.vmap(function, in_axes=(None, 0), axis_size=self._shape[0])
             given = [recording.free[site.operands[k]] for k in site.meeting]
@@ -157,73 +192,6 @@ class PerExample(eqx.Module):
     @property
     def _dtype(self):
         return _tree.flatten(self._unflatten(self.leaves[: len(self.routes)]))[0].dtype
-
-
-def per_example(
-    model: Callable,
-    params: PyTree,
-    x: PyTree,
-    cotangents: PyTree,
-    *,
-    in_axes: PyTree = 0,
-    check: bool = True,
-    budget: int = 2**26,
-) -> PerExample:
-    r"""The gradients $g_i = J_i^\top u_i$ of single examples as a linear map, at the cost of about one gradient.
-
-    **Arguments:**
-
-    - `model`: `model(params, x) -> z`, with examples along the leading axis of `z`. With `x=None` it is
-      `model(params)`, one example.
-    - `cotangents`: $u_i$, like the outputs: for the gradients of a loss, its derivative with respect to `z`. An axis in
-      front of all leaves gives several to each example, for which the forward pass is shared.
-    - `in_axes`: as in `jax.vmap`, where the examples are in `x`: an axis, `None` for arrays that all examples share, or
-      a tree of these.
-    - `check`: whether to test, on concrete data, that the model treats examples independently.
-    - `budget`: how many bytes may be used at once for what has to be formed for each example.
-    """
-    subject = "`per_example`"
-    check_params(params, subject)
-    trace = trace_example(model, params, x, in_axes, subject)
-    is_stacked = check_cotangents(cotangents, trace.outputs, x, subject)
-    leaves = [jnp.asarray(leaf) for leaf in trace.leaves(params, x)]
-    forward = tapped(trace, leaves, x)
-    z = jax.tree.unflatten(jax.tree.structure(trace.outputs), forward.z)
-    require(z, [finite(z)], f"{subject}: the output of the model", traced=False)
-    if check:
-        check_examples(model, params, x, z, subject, in_axes)
-    shaped = [
-        jnp.asarray(u).astype(out.dtype).reshape(-1, *out.shape)
-        for u, out in zip(jax.tree.leaves(cotangents), forward.z, strict=True)
-    ]
-    at_sites = jax.vmap(forward.pull, out_axes=1)(shaped)
-    records = [forward.records[value] for value in trace.recorded()]
-    routes = [find_route(uses_of(trace.sites, leaf), leaf, trace.lengths) for leaf in range(len(trace.names))]
-    # Several cotangents share what is recorded, so nothing is gained by forming their statistics one after the other.
-    candidates = [formed_in_backward(route, trace.lengths) for route in routes] if len(shaped[0]) == 1 else []
-    formed = tuple(one for one in candidates if one is not None)
-    return PerExample(
-        leaves, x, shaped, records, at_sites, trace, tuple(routes), formed, Budget(budget), is_stacked
-    )
-
-
-def check_cotangents(cotangents: PyTree, outputs: PyTree, x: PyTree, subject: str) -> bool:
-    """Whether there is an axis of several cotangents an example; anything else unlike the outputs is refused."""
-    without_data = (lambda shape: shape[1:]) if x is None else (lambda shape: shape)
-    expected = jax.tree.map(lambda leaf: without_data(leaf.shape), outputs)
-    given = jax.tree.map(jnp.shape, cotangents)
-    if given == expected:
-        return False
-    same_tree = jax.tree.structure(cotangents) == jax.tree.structure(outputs)
-    pairs = list(
-        zip(map(jnp.shape, jax.tree.leaves(cotangents)), map(lambda o: without_data(o.shape), jax.tree.leaves(outputs)))
-    )
-    if same_tree and all(u[1:] == z for u, z in pairs) and len({u[:1] for u, _ in pairs}) == 1 and pairs[0][0][:1] != (0,):
-        return True
-    raise ValueError(
-        f"{subject} needs `cotangents` like the outputs of the model, of shape {expected}, perhaps with one more axis in "
-        f"front, but got {given}."
-    )
 
 
 def check_like(expected: PyTree, given: PyTree, subject: str) -> None:

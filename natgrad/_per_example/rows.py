@@ -26,8 +26,8 @@ class Rows(NamedTuple):
         return budget.chunk(self.num_examples, self.bytes_each)
 
 
-def squared_sum(rows: Rows, budget: Budget) -> Float[Array, "..."]:
-    return summed(lambda part: jnp.sum(rows.expand(part) ** 2, axis=(0, 1)), rows.data, rows.chunk(budget))
+def power_sum(rows: Rows, power: int, budget: Budget) -> Float[Array, "..."]:
+    return summed(lambda part: jnp.sum(rows.expand(part) ** power, axis=(0, 1)), rows.data, rows.chunk(budget))
 
 
 def squared_norms(rows: Rows, budget: Budget) -> Float[Array, "n c"]:

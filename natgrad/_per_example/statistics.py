@@ -16,17 +16,17 @@ from natgrad._sites.routes import Group, Route
 from natgrad._sites.values import evaluate
 
 
-def squared_sum(recording: Recording, route: Route, budget: Budget) -> Float[Array, "..."]:
-    r"""$\sum_i g_i^2$, entry by entry: an array like the parameter."""
+def power_sum(recording: Recording, route: Route, budget: Budget, power: int) -> Float[Array, "..."]:
+    r"""$\sum_i g_i^p$ for an even power, entry by entry: an array like the parameter."""
     leaf = recording.leaves[route.leaf]
     if not route.uses:
         return jnp.zeros(leaf.shape, wide(leaf))
     if not route.groups:
-        return rows.squared_sum(rows_of(recording, route), budget)
+        return rows.power_sum(rows_of(recording, route), power, budget)
     parts = []
     for group in route.groups:
-        squares = [statistic.squared_sum(block, budget) for statistic, block in _blocks(recording, group)]
-        parts.append(_carried(recording, group, sum_of(squares)))
+        powers = [kind.power_sum(block, power, budget) for kind, block in _blocks(recording, group)]
+        parts.append(_carried(recording, group, sum_of(powers), power))
     return sum_of(parts)
 
 
@@ -35,7 +35,7 @@ def squared_norms(recording: Recording, route: Route, budget: Budget) -> Float[A
     if not _is_unscaled(route):
         return rows.squared_norms(rows_of(recording, route), budget)
     blocks = (pair for group in route.groups for pair in _blocks(recording, group))
-    return sum_of([statistic.squared_norms(block, budget) for statistic, block in blocks])
+    return sum_of([kind.squared_norms(block, budget) for kind, block in blocks])
 
 
 def gram(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c n c"]:
@@ -43,7 +43,7 @@ def gram(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n 
     if not _is_unscaled(route):
         return rows.gram(rows_of(recording, route), budget)
     blocks = (pair for group in route.groups for pair in _blocks(recording, group))
-    return sum_of([statistic.gram(block, budget) for statistic, block in blocks])
+    return sum_of([kind.gram(block, budget) for kind, block in blocks])
 
 
 def sum_of(parts: list[Array]) -> Array:
@@ -66,13 +66,13 @@ def _blocks(recording: Recording, group: Group) -> list[tuple[Any, Any]]:
     return blocks
 
 
-def _carried(recording: Recording, group: Group, squares: Float[Array, "g d o"]) -> Array:
-    """Sums of squares in normal form, carried over to the parameter entry by entry."""
+def _carried(recording: Recording, group: Group, powers: Float[Array, "g d o"], power: int) -> Array:
+    """Sums of powers in normal form, carried over to the parameter entry by entry."""
     copy, layout = group.reference.copy, group.reference.layout
     shape = recording.free[copy.value].shape
-    (placed,) = jax.linear_transpose(layout.weight, jax.ShapeDtypeStruct(shape, squares.dtype))(squares)
+    (placed,) = jax.linear_transpose(layout.weight, jax.ShapeDtypeStruct(shape, powers.dtype))(powers)
     if copy.is_scaled:
-        placed = placed * _scale(recording, copy).astype(placed.dtype) ** 2
+        placed = placed * _scale(recording, copy).astype(placed.dtype) ** power
     return copy.collect(placed)
 
 

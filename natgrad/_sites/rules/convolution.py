@@ -34,16 +34,17 @@ def layout(use: Use) -> Layout | None:
         first = loops + 1
         places = shifted(space, first)
         return arrange(
-            seen, (*groups, first + len(space)), (*shared, loops, *places), (first + len(space) + 1, first + len(space) + 2)
+            seen,
+            (*groups, first + len(space)),
+            (*shared, loops, *places),
+            (first + len(space) + 1, first + len(space) + 2),
         )
 
     def cotangents(h):
         # (loops, images, groups, outputs, positions)
         h = h.transpose(*range(loops), *shifted(parts.output_axes, loops))
         h = h.reshape(*h.shape[: loops + 1], parts.feature_groups, -1, *positions)
-        return arrange(
-            h, (*groups, loops + 1), (*shared, loops, *shifted(space, loops + 3)), (loops + 2,)
-        )
+        return arrange(h, (*groups, loops + 1), (*shared, loops, *shifted(space, loops + 3)), (loops + 2,))
 
     def weight(w):
         # (loops, groups, outputs, channels, window)
@@ -60,7 +61,9 @@ def patches(x: Any, parts: compat.ConvolutionParts, window: tuple[int, ...], pos
     Put together from one strided slice for each entry of the window, which XLA does better than a convolution with
     an identity."""
     x = x.transpose(parts.input_axes[0], *parts.input_axes[2:], parts.input_axes[1])
-    edges = [(low, high, dilation - 1) for (low, high), dilation in zip(parts.padding, parts.input_dilation, strict=True)]
+    edges = [
+        (low, high, dilation - 1) for (low, high), dilation in zip(parts.padding, parts.input_dilation, strict=True)
+    ]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
     slices = []
     for entry in np.ndindex(*window):
