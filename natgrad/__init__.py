@@ -45,10 +45,13 @@ from natgrad._manifold.rank import null_space as null_space
 from natgrad._manifold.rank import rank as rank
 
 # Metrics on the parameters
+from natgrad._metric.diagonal import DiagonalMetric as DiagonalMetric
+from natgrad._metric.diagonal import diagonal as diagonal
 from natgrad._metric.distance import function_distance as function_distance
 from natgrad._metric.estimate import Estimate as Estimate
 from natgrad._metric.estimate import diagonal_estimate as diagonal_estimate
 from natgrad._metric.estimate import trace_estimate as trace_estimate
+from natgrad._metric.gram import gram as gram
 from natgrad._metric.hessian import hessian as hessian
 from natgrad._metric.identity import identity as identity
 from natgrad._metric.loader import accumulate as accumulate
@@ -56,6 +59,7 @@ from natgrad._metric.moments import empirical_fisher as empirical_fisher
 from natgrad._metric.moments import gradient_covariance as gradient_covariance
 from natgrad._metric.pullback import gauss_newton as gauss_newton
 from natgrad._metric.pullback import pullback as pullback
+from natgrad._metric.running import RunningAverage as RunningAverage
 
 # Gradients of single examples
 from natgrad._per_example.explain import Explanation as Explanation

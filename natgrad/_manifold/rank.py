@@ -4,7 +4,6 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from natgrad import _tree
 from natgrad._metric.base import AbstractMetric
-from natgrad._metric.gram import root_gram
 from natgrad._types import Scalar
 
 
@@ -26,7 +25,7 @@ def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
     different tangents, cannot be seen from one of them."""
     size = metric.in_size()
     if metric.root_size is not None and metric.root_size < size:
-        matrix = root_gram(metric)
+        matrix = metric.root_gram()
     else:
         matrix = metric.as_matrix()
     spectrum = jnp.linalg.eigvalsh((matrix + matrix.T) / 2)[::-1]

@@ -104,6 +104,20 @@ class AbstractMetric(lx.AbstractLinearOperator):
         r"""A random covector with mean zero and covariance $G$ (a pseudo-gradient)."""
         return self._sample(key)
 
+    def root_gram(self) -> Float[Array, "rows rows"]:
+        r"""$R R^\top$, the metric in the space of samples: row by row, unless there is a better way."""
+        size = self.root_size
+        if size is None:
+            raise TypeError(
+                f"`{type(self).__name__}` has no sample space: it is not a sum over samples. Use `CG` or `Cholesky`."
+            )
+
+        def row(index):
+            basis = jnp.zeros(size, self._dtype).at[index].set(1.0)
+            return self.root_mv(self.root_transpose_mv(basis))
+
+        return jax.lax.map(row, jnp.arange(size), batch_size=row_chunk(self))
+
     def restrict(self, filter_spec: PyTree) -> "AbstractMetric":
         """The metric on the parameters that `filter_spec` selects (`True` or a condition on leaves, as in
         `equinox.filter`), the others held fixed. Its vectors have `None` in their place."""
@@ -237,6 +251,9 @@ class ScaledMetric(AbstractMetric):
 
     def root_transpose_mv(self, u):
         return self.metric.root_transpose_mv(_tree.scale(jnp.sqrt(self.scale), u))
+
+    def root_gram(self):
+        return _tree.scale(self.scale, self.metric.root_gram())
 
     @property
     def is_semidefinite(self):

@@ -1,21 +1,42 @@
+"""A metric in the space of samples: the tangent kernel."""
+
+from collections.abc import Callable
+
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-from natgrad._metric.base import AbstractMetric, row_chunk
+from natgrad import _tree
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._metric.diagonal import factor_columns, sample_columns
+from natgrad._per_example.forward import forward_pass
+from natgrad._types import Key
 
 
-def root_gram(metric: AbstractMetric) -> Float[Array, "rows rows"]:
-    r"""$R R^\top$ for the root of a metric, a few rows at a time: grows with the samples, never with the square
-    of the parameters."""
-    size = metric.root_size
-    if size is None:
-        raise TypeError(
-            f"`{type(metric).__name__}` has no sample space: it is not a sum over samples. Use `CG` or `Cholesky`."
-        )
+def gram(
+    model: Callable,
+    geometry: AbstractGeometry,
+    params: PyTree,
+    x: PyTree = None,
+    *,
+    key: Key | None = None,
+    num_samples: int = 1,
+    in_axes: PyTree = 0,
+    check: bool = True,
+    budget: int = 2**26,
+) -> Float[Array, "C N C N"]:
+    r"""The tangent kernel in a geometry: $\langle J_i^\top s_{ic}, J_j^\top s_{je}\rangle$ for the columns $s_{ic}$ of
+    `geometry.factor` at every output, the metric in the space of samples without its $\frac1N$.
 
-    def row(index):
-        basis = jnp.zeros(size, metric._dtype).at[index].set(1.0)
-        return metric.root_mv(metric.root_transpose_mv(basis))
-
-    return jax.lax.map(row, jnp.arange(size), batch_size=row_chunk(metric))
+    Computed from the factors of the gradients, without a row of a Jacobian. With a `key`, columns are `num_samples`
+    draws of `geometry.sample`, divided by the root of their number, so that its eigenvalues estimate those of the metric
+    all the same. `in_axes`, `check` and `budget` are as for `per_example`."""
+    subject = "`gram`"
+    if num_samples < 1:
+        raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
+    forward = forward_pass(model, params, x, in_axes=in_axes, check=check, budget=budget, subject=subject)
+    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "gram")
+    if key is None:
+        columns = factor_columns(geometry, forward.z)
+    else:
+        columns = _tree.scale(num_samples**-0.5, sample_columns(geometry, forward.z, key, num_samples))
+    return forward.pull(columns, is_stacked=True).gram()

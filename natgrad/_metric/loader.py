@@ -6,11 +6,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._check import is_concrete
 from natgrad._metric.base import AbstractMetric, add
+from natgrad._metric.diagonal import DiagonalMetric
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._progress import track
 from natgrad._types import Key
@@ -80,11 +82,13 @@ class _Source:
 
 
 def accumulate(
-    build: Callable[[Any], PullbackMetric], batches: Iterable[Any], *, progress: bool = True
-) -> LoaderMetric:
+    build: Callable[[Any], Any], batches: Iterable[Any], *, progress: bool = True
+) -> LoaderMetric | DiagonalMetric:
     """The metric of all the data in `batches`, where `build(batch)` gives that of one batch, for instance
     `lambda x: pullback(model, geometry, params, x)`.
 
+    For a diagonal, `lambda batch: diagonal(model, geometry, params, batch[0], key=batch[1])`, that is one pass, and
+    the answer is a diagonal metric with its standard errors added up. Otherwise
     `batches` is gone through once a product, so it must be iterable again and again (a list, or a data loader; not a
     generator). Batches of equal size are compiled once."""
     if iter(batches) is batches:
@@ -95,11 +99,13 @@ def accumulate(
     first = next(iter(batches), None)
     if first is None:
         raise ValueError("`accumulate` got no batches.")
-    metric = build(first)
+    metric = eqx.filter_eval_shape(build, first)
+    if isinstance(metric, DiagonalMetric):
+        return _average_diagonal(eqx.filter_jit(build), track(batches, "diagonal over batches", show=progress))
     if not isinstance(metric, PullbackMetric):
         raise TypeError(
-            f"`accumulate` needs `build` to return the metric of a batch, such as `pullback(...)`, but got "
-            f"`{type(metric).__name__}`."
+            f"`accumulate` needs `build` to return the metric of a batch, such as `pullback(...)` or "
+            f"`diagonal(...)`, but got `{type(metric).__name__}`."
         )
 
     @eqx.filter_jit
@@ -109,3 +115,18 @@ def accumulate(
 
     leaves, treedef = jax.tree.flatten(metric.in_structure())
     return LoaderMetric(_Source(batches, compiled, progress), (tuple(leaves), treedef))
+
+
+def _average_diagonal(build: Callable[[Any], DiagonalMetric], batches: Iterable[Any]) -> DiagonalMetric:
+    """The average over batches, weighted by their examples. Their errors are independent: variances add."""
+    total, variance, count = None, None, 0
+    for batch in batches:
+        part = build(batch)
+        entries = _tree.scale(part.num_examples, part.entries)
+        total = entries if total is None else add(total, entries)
+        if part.standard_error is not None:
+            squares = jax.tree.map(lambda error: (part.num_examples * error) ** 2, part.standard_error)  # noqa: B023
+            variance = squares if variance is None else add(variance, squares)
+        count += part.num_examples
+    error = None if variance is None else jax.tree.map(lambda v: jnp.sqrt(v) / count, variance)
+    return DiagonalMetric(_tree.scale(1 / count, total), error, count)

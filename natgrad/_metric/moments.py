@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 from jaxtyping import PyTree
 
+from natgrad import _tree
 from natgrad._metric.linearise import linearise
 from natgrad._metric.output import ColumnsOutputMetric
 from natgrad._metric.pullback import PullbackMetric
@@ -38,4 +39,5 @@ def _gradient_moment(model, loss, params, x, y, check, subject, *, is_centred) -
     linearisation = linearise(model, params, x, check=check, subject=subject)
     cotangents = jax.vmap(jax.grad(loss))(linearisation.z, y)
     columns = jax.tree.map(lambda s: s[:, None], cotangents)
-    return PullbackMetric(linearisation, ColumnsOutputMetric(columns, is_centred))
+    source = (_tree.as_callable(model), params, x)
+    return PullbackMetric(linearisation, ColumnsOutputMetric(columns, is_centred), source)

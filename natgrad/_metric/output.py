@@ -36,6 +36,10 @@ class AbstractOutputMetric(eqx.Module):
     @abstractmethod
     def root_size(self) -> int: ...
 
+    def as_columns(self) -> "ColumnsOutputMetric | None":
+        """The metric as given columns for each example; `None` where its rows mix examples."""
+        return None
+
     @abstractmethod
     def coordinates(self, cotangents: Output) -> Float[Array, " rows"]:
         r"""$c$ of least norm with $S c$ closest to the given cotangents."""
@@ -71,10 +75,10 @@ class ExactOutputMetric(AbstractOutputMetric):
         return self._map(lambda geometry, z, u: geometry.metric_mv(z, u), u)
 
     def root_mv(self, u):
-        return self._columns().root_mv(u)
+        return self.as_columns().root_mv(u)
 
     def root_transpose_mv(self, c):
-        return self._columns().root_transpose_mv(c)
+        return self.as_columns().root_transpose_mv(c)
 
     def sample(self, key):
         keys = jax.random.split(key, jax.tree.leaves(self.z)[0].shape[0])
@@ -85,12 +89,12 @@ class ExactOutputMetric(AbstractOutputMetric):
         return ColumnsOutputMetric(jax.eval_shape(self._factors)).root_size
 
     def coordinates(self, cotangents):
-        return self._columns().coordinates(cotangents)
+        return self.as_columns().coordinates(cotangents)
 
     def _factors(self):
         return self._map(lambda geometry, z, _: geometry.factor(z), None)
 
-    def _columns(self):
+    def as_columns(self):
         return ColumnsOutputMetric(self._factors())
 
     def _map(self, function, extra):
@@ -105,6 +109,9 @@ class ColumnsOutputMetric(AbstractOutputMetric):
 
     columns: Output
     is_centred: bool = eqx.field(default=False, static=True)
+
+    def as_columns(self):
+        return self
 
     def mv(self, u):
         return self.root_transpose_mv(self.root_mv(u))

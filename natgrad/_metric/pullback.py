@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
 from natgrad._geometry.base import AbstractGeometry
+from natgrad._metric import samples
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.linearise import Linearisation, linearise
 from natgrad._metric.output import (
@@ -31,6 +32,8 @@ class PullbackMetric(AbstractMetric):
 
     linearisation: Linearisation
     output: AbstractOutputMetric
+    # The model, its parameters and its data, from which statistics of single examples can be had.
+    source: samples.Source
 
     def _mv(self, v):
         cotangents = self.output.mv(self.linearisation.push(v))
@@ -46,6 +49,25 @@ class PullbackMetric(AbstractMetric):
 
     def root_transpose_mv(self, u):
         return self.linearisation.pull(self.output.root_transpose_mv(u / math.sqrt(self.num_examples)))
+
+    def root_gram(self):
+        columns = self.output.as_columns()
+        if columns is None:
+            return AbstractMetric.root_gram(self)
+        return samples.gram(self.source, columns).astype(self._dtype) / self.num_examples
+
+    def diagonal(self):
+        columns = self.output.as_columns()
+        if columns is None or columns.root_size >= self.in_size():
+            return AbstractMetric.diagonal(self)
+        squares = _tree.scale(1 / self.num_examples, samples.squared_sum(self.source, columns))
+        return _tree.cast_like(squares, self.in_structure())
+
+    def _root_rows(self):
+        columns = self.output.as_columns()
+        if columns is None:
+            return AbstractMetric._root_rows(self)
+        return samples.rows(self.source, columns).astype(self._dtype) / math.sqrt(self.num_examples)
 
     def _sample(self, key):
         cotangents = self.output.sample(key)
@@ -103,7 +125,8 @@ def pullback(
         draws = jax.vmap(output.sample)(jax.random.split(key, num_samples))
         columns = jax.tree.map(lambda s: s.swapaxes(0, 1) / math.sqrt(num_samples), draws)
         output = ColumnsOutputMetric(columns)
-    return PullbackMetric(linearisation, CentredOutputMetric(output) if centred else output)
+    output = CentredOutputMetric(output) if centred else output
+    return PullbackMetric(linearisation, output, (_tree.as_callable(model), params, x))
 
 
 def gauss_newton(
@@ -118,4 +141,5 @@ def gauss_newton(
     geometry_of = LossGeometry(loss)
     first = jax.tree.map(lambda leaf: leaf[0], (linearisation.z, y))
     geometry_of(first[1])._check(_tree.at_least_float32(first[0]), "gauss_newton")
-    return PullbackMetric(linearisation, ExactOutputMetric(geometry_of, linearisation.z, y))
+    output = ExactOutputMetric(geometry_of, linearisation.z, y)
+    return PullbackMetric(linearisation, output, (_tree.as_callable(model), params, x))

@@ -1,7 +1,9 @@
 from natgrad._metric.base import AbstractMetric
+from natgrad._metric.diagonal import DiagonalMetric
 from natgrad._solve.base import AbstractSolver, System
 from natgrad._solve.cg import CG, is_traceable
 from natgrad._solve.cholesky import Cholesky
+from natgrad._solve.elementwise import Elementwise
 from natgrad._solve.pseudo_inverse import PseudoInverse
 from natgrad._solve.sample_space import SampleSpace
 
@@ -12,7 +14,7 @@ DENSE = 2000
 class Auto(AbstractSolver):
     """Picks a solver by sizes and says in `Solution.solver` which and why.
 
-    With `dense` the largest matrix it will factorise: few parameters, the dense matrix (`Cholesky`, or
+    A diagonal metric is divided by. Otherwise, with `dense` the largest matrix it will factorise: few parameters, the dense matrix (`Cholesky`, or
     `PseudoInverse` without damping); few samples, `SampleSpace`; otherwise `CG`."""
 
     dense: int = DENSE
@@ -27,6 +29,8 @@ class Auto(AbstractSolver):
     def _choose(self, system: System) -> tuple[AbstractSolver, str]:
         size = system.covector.size
         rows = system.operator.root_size if isinstance(system.operator, AbstractMetric) else None
+        if isinstance(system.operator, DiagonalMetric):
+            return Elementwise(), "the metric is diagonal"
         if not is_traceable(system.operator):
             return CG(), "the metric runs over a data loader"
         if rows is not None and rows < size and rows <= self.dense and not system.is_undamped:

@@ -4,7 +4,6 @@ from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._metric.base import AbstractMetric
-from natgrad._metric.gram import root_gram
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._solve.base import AbstractSolver, System, accurate
 from natgrad._solve.result import RESULTS
@@ -31,7 +30,7 @@ class SampleSpace(AbstractSolver):
             raise ValueError(
                 "`SampleSpace` needs `damping` above 0, but got 0. Use `PseudoInverse` for a limit without."
             )
-        gram = root_gram(metric)
+        gram = metric.root_gram()
         root = jnp.linalg.cholesky(gram + system.damping * jnp.eye(len(gram), dtype=gram.dtype))
 
         def pull(u):

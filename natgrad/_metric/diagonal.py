@@ -1,0 +1,147 @@
+"""The diagonal of a pulled-back metric, from squares of gradients that are never formed."""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from natgrad import _tree
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._metric.base import AbstractMetric, add
+from natgrad._per_example.forward import Forward, forward_pass
+from natgrad._types import Key, Output
+
+
+class DiagonalMetric(AbstractMetric):
+    r"""A metric of which only the diagonal is kept, $G \approx \operatorname{diag}(d)$.
+
+    `standard_error`, where it was asked for, is that of each entry of $d$ as an estimate of the exact diagonal; zero
+    where backward passes were exact. Solving with it costs one division an entry."""
+
+    entries: PyTree
+    standard_error: PyTree = None
+    num_examples: int = eqx.field(default=1, static=True)
+
+    def _mv(self, v):
+        return jax.tree.map(lambda d, v: (d * v.astype(d.dtype)).astype(v.dtype), self.entries, v)
+
+    def as_matrix(self):
+        return jnp.diag(_tree.flatten(self.entries)[0])
+
+    def diagonal(self):
+        return self.entries
+
+    @property
+    def root_size(self):
+        return self.in_size()
+
+    def root_mv(self, v):
+        return self._roots() * _tree.flatten(v)[0]
+
+    def root_transpose_mv(self, u):
+        return self._unflatten(self._roots() * u)
+
+    def in_structure(self):
+        return _tree.structure(self.entries)
+
+    def _roots(self) -> Array:
+        return jnp.sqrt(_tree.flatten(self.entries)[0])
+
+
+def diagonal(
+    model: Callable,
+    geometry: AbstractGeometry,
+    params: PyTree,
+    x: PyTree = None,
+    *,
+    key: Key | None = None,
+    num_samples: int = 1,
+    standard_error: bool = False,
+    in_axes: PyTree = 0,
+    check: bool = True,
+    budget: int = 2**26,
+) -> DiagonalMetric:
+    r"""The diagonal of the metric $\frac1N\sum_i J_i^\top G_z(z_i) J_i$ of `model(params, x)`.
+
+    With a `key` it is estimated from `num_samples` pseudo-gradients an example, $J_i^\top s$ with $s$ drawn by
+    `geometry.sample`, for about the cost and the memory of one gradient each. Without, backward passes are exact: one for each
+    column of `geometry.factor`, which is as many as the output has dimensions.
+
+    **Arguments:**
+
+    - `standard_error`: whether to add the standard error of each entry, from fourth powers of the
+      pseudo-gradients. It counts the spread between examples as if they had been drawn at random too, so that it is
+      rather too large for the diagonal of these very examples.
+    - `in_axes`, `check`, `budget`: as for `per_example`.
+    """
+    subject = "`diagonal`"
+    if num_samples < 1:
+        raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
+    forward = forward_pass(model, params, x, in_axes=in_axes, check=check, budget=budget, subject=subject)
+    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "diagonal")
+    count = forward.trace.num_examples
+    if key is None:
+        squares = _over_columns(forward, factor_columns(geometry, forward.z))
+        entries = _tree.scale(1 / count, squares)
+        zeros = jax.tree.map(jnp.zeros_like, entries) if standard_error else None
+        return DiagonalMetric(entries, zeros, count)
+    draws = sample_columns(geometry, forward.z, key, num_samples)
+    total = count * num_samples
+    if num_samples == 1:
+        rows = forward.pull(jax.tree.map(lambda s: s[0], draws), is_stacked=False)
+        sums = rows.squared_sum(), rows.power_sum(4) if standard_error else None
+    else:
+        sums = _over_columns(forward, draws), _over_columns(forward, draws, 4) if standard_error else None
+    entries = _tree.scale(1 / total, sums[0])
+    if not standard_error:
+        return DiagonalMetric(entries, None, count)
+    if total < 2:
+        raise ValueError(f"{subject} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`.")
+    spread = jax.tree.map(lambda d, fourth: jnp.maximum(fourth / total - d**2, 0.0) / (total - 1), entries, sums[1])
+    return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, spread), count)
+
+
+def factor_columns(geometry: AbstractGeometry, z: Output) -> Output:
+    """The columns of the factor of every output's metric, with an axis of columns in front of that of examples."""
+    return jax.vmap(geometry.factor, out_axes=1)(z)
+
+
+def sample_columns(geometry: AbstractGeometry, z: Output, key: Key, num_samples: int) -> Output:
+    """Draws of output cotangents, with an axis of draws in front of that of examples."""
+    count = jax.tree.leaves(z)[0].shape[0]
+    keys = jax.vmap(lambda key: jax.random.split(key, count))(jax.random.split(key, num_samples))
+    return jax.vmap(jax.vmap(geometry.sample), in_axes=(None, 0))(z, keys)
+
+
+def _over_columns(forward: Forward, columns: Output, power: int = 2) -> PyTree:
+    """Sums of powers over examples and columns, as many columns at a time as the budget allows."""
+    count = jax.tree.leaves(columns)[0].shape[0]
+    chunk = forward.budget.chunk(count, _bytes_of_column(forward))
+    num_chunks = -(-count // chunk)
+    even = -(-count // num_chunks)
+
+    def split(s: Array) -> Array:
+        padded = jnp.pad(s, [(0, num_chunks * even - count)] + [(0, 0)] * (s.ndim - 1))
+        return padded.reshape(num_chunks, even, *s.shape[1:])
+
+    def sums(part: Output) -> PyTree:
+        # One column at a time keeps what rematerialisation saves.
+        one = even == 1
+        return forward.pull(jax.tree.map(lambda s: s[0], part) if one else part, is_stacked=not one).power_sum(power)
+
+    parts = jax.tree.map(split, columns)
+    if num_chunks == 1:
+        return sums(jax.tree.map(lambda s: s[0], parts))
+    first = jax.eval_shape(sums, jax.tree.map(lambda s: s[0], parts))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
+    return jax.lax.scan(lambda total, part: (add(total, sums(part)), None), zeros, parts)[0]
+
+
+def _bytes_of_column(forward: Forward) -> int:
+    """What one more cotangent an example adds to memory: those of every site."""
+    trace = forward.trace
+    steps = lambda site: trace.num_examples * math.prod(trace.lengths[loop] for loop in site.loops)
+    return sum(steps(site) * math.prod(a.shape) * a.dtype.itemsize for site in trace.sites for a in site.avals)

@@ -1,0 +1,53 @@
+"""Averages that forget: an estimate from many batches, of which the last count most."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from natgrad import _tree
+from natgrad._check import real_array
+
+
+class RunningState(NamedTuple):
+    """The sum of all estimates so far, weighed down by age, and the sum of the weights."""
+
+    total: PyTree
+    weight: Float[Array, ""]
+
+
+class RunningAverage(eqx.Module):
+    r"""The exponential moving average of an estimate, $\bar d_k = \frac{\sum_j \beta^{k-j} d_j}{\sum_j \beta^{k-j}}$, of
+    any tree of arrays: a diagonal, a gradient, the factors of a metric.
+
+    Dividing by the weights removes the bias towards the zero it starts from. With `decay` 1 it is the plain
+    average."""
+
+    decay: Any = 0.95
+
+    def __check_init__(self):
+        decay = real_array(self.decay, "`RunningAverage`: `decay`")
+        if not 0 < float(decay) <= 1:
+            raise ValueError(f"`RunningAverage` needs a `decay` above 0 and at most 1, but got {self.decay}.")
+
+    def init(self, like: PyTree) -> RunningState:
+        """An average of nothing yet, of trees like this one (or its shapes)."""
+        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _arrays(like))
+        return RunningState(total, jnp.zeros(()))
+
+    def update(self, state: RunningState, estimate: PyTree) -> RunningState:
+        decayed = lambda total, new: jnp.asarray(self.decay, total.dtype) * total + new.astype(total.dtype)
+        total = jax.tree.map(decayed, state.total, _arrays(estimate))
+        return RunningState(total, jnp.asarray(self.decay, state.weight.dtype) * state.weight + 1)
+
+    def value(self, state: RunningState) -> PyTree:
+        """The average so far. Before the first update there is none, and concrete states are refused."""
+        if not isinstance(state.weight, jax.core.Tracer) and float(state.weight) == 0:
+            raise ValueError("`RunningAverage.value` needs at least one `update`: an average of nothing has no value.")
+        return _tree.scale(1 / state.weight, state.total)
+
+
+def _arrays(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf), tree)
