@@ -18,10 +18,10 @@ test: .venv/.stamp  ## tests, and every code block of the README and the docs
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
 
 test-slow: .venv/.stamp  ## the tests left out of `make test`
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow tests
+	XLA_FLAGS= $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow tests
 
 test-oldest: .venv-oldest/.stamp  ## the compatibility tests on the oldest supported versions
-	.venv-oldest/bin/pytest -n $(WORKERS) -m compat tests
+	XLA_FLAGS= .venv-oldest/bin/pytest -n $(WORKERS) -m compat tests
 
 test-newest:  ## the same on the newest Python and JAX to be found
 	@python=$$($(newest_python)); \
@@ -29,7 +29,7 @@ test-newest:  ## the same on the newest Python and JAX to be found
 		echo "test-newest: skipped, no Python 3.12 or newer on PATH or in ~/.pyenv/versions"; \
 	else \
 		$(MAKE) --no-print-directory .venv-newest/.stamp NEWEST="$$python" && \
-		.venv-newest/bin/pytest -n $(WORKERS) -m compat tests; \
+		XLA_FLAGS= .venv-newest/bin/pytest -n $(WORKERS) -m compat tests; \
 	fi
 
 lint: .venv/.stamp  ## style and types
@@ -44,7 +44,7 @@ format: .venv/.stamp  ## put the sources into shape
 docs: .venv/.stamp  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: .venv/.stamp  ## measure the costs promised by the documentation
+bench: .venv/.stamp .venv-peers/.stamp  ## measure the costs promised by the documentation, and those of the peers
 	$(BIN)/python benchmarks/run.py
 
 lock: .venv/.stamp  ## move requirements/dev.txt to the newest versions
@@ -69,6 +69,11 @@ clean:  ## remove environments, caches and products
 .venv-newest/.stamp: pyproject.toml
 	$(NEWEST) -m venv .venv-newest
 	.venv-newest/bin/pip install --quiet --upgrade --editable '.[test]'
+	@touch $@
+
+.venv-peers/.stamp: requirements/peers.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --requirement requirements/peers.txt
 	@touch $@
 
 # A name on PATH may be a shim without a Python behind it, so each candidate has to run.

@@ -15,7 +15,7 @@ import jax
 from harness import Table, markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-BENCHMARKS = ("categorical", "products", "sample_space")
+BENCHMARKS = ("categorical", "products", "per_example", "sample_space")
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 INTRODUCTION = """\

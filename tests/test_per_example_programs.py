@@ -224,7 +224,7 @@ def cast(writer, shape, depth):
 def computed(writer, shape, depth):
     """Weights that are computed from parameters."""
     w, v = writer.parameter(shape[-1], shape[-1]), writer.parameter(shape[-1], shape[-1])
-    s, kind = writer.parameter(), writer.pick(5)
+    s, kind = writer.parameter(), writer.pick(7)
 
     def weight(p):
         if kind == 0:
@@ -235,6 +235,10 @@ def computed(writer, shape, depth):
             return p[w] - p[v].T / 2
         if kind == 3:
             return jnp.concatenate([p[w][:1], p[v][1:]]) * 0.7
+        if kind == 4:
+            return jnp.concatenate([p[w][:1], p[v][1:]])
+        if kind == 5:
+            return jnp.pad(p[w][1:], [(0, 1), (0, 0)])
         return jnp.tril(p[w]) + p[s] * jnp.eye(p[w].shape[0])
 
     return lambda p, h, i: narrow(h @ weight(p)), shape
@@ -472,7 +476,7 @@ def differences(actual, expected, tolerance: float) -> dict[str, float]:
 
 
 def compare(model, params, x, budget: int = 2**26, tolerance: float = 1e-10, stacks=(False, True)) -> dict:
-    """Every statistic against the gradients themselves, for one cotangent an example and for two. Gives what differs."""
+    """Which statistics differ from those of the gradients themselves, for one cotangent an example and for two."""
     z = jax.eval_shape(model, params, x)
     u = jax.tree.map(lambda leaf: normal(2000, 2, *leaf.shape), z)
     v = jax.tree.map(lambda leaf: normal(2001, *leaf.shape), params)
@@ -497,6 +501,284 @@ def compare(model, params, x, budget: int = 2**26, tolerance: float = 1e-10, sta
 
 def agree(program: Program) -> None:
     # A gradient with respect to a parameter that was cast is rounded for every example, or not at all.
-    tolerance = 3e-6 if "cast" in program.steps else 1e-10
+    tolerance = 1e-4 if "cast" in program.steps else 1e-10
     wrong = compare(program.model, program.params, program.x, program.budget, tolerance)
     assert not wrong, f"{wrong} for {program}"
+
+
+@hypothesis.settings(max_examples=8)
+@hypothesis.given(programs())
+def test_random_programs(program):
+    agree(program)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(programs())
+def test_many_random_programs(program):
+    agree(program)
+
+
+# Programs that once were wrong, or were refused.
+
+
+def scanned_scalars(p, x):
+    there, back = np.arange(12.0).reshape(4, 3) / 9, np.arange(12.0).reshape(3, 4) / 9
+    return lax.scan(lambda h, s: (jnp.tanh(h @ (s * there)) @ back, None), x, p["s"])[0]
+
+
+def carried_in_an_inner_loop(p, x):
+    """A weight that changes in an inner loop, beside a counter that is the same in every step of the outer one."""
+
+    def layer(x, w):
+        step = lambda k, state: (0.9 * state[0], jnp.tanh(state[1] @ state[0] + p["b"][k][None]))
+        return lax.fori_loop(0, 2, step, (w, x))[1], None
+
+    return lax.scan(layer, x, p["w"])[0]
+
+
+def carried_beside_an_index(p, x):
+    step = lambda k, state: (0.9 * state[0], jnp.tanh(state[1] @ state[0] @ p["w"][k]))
+    return lax.fori_loop(0, 3, step, (p["v"], x))[1]
+
+
+def index_from_a_parameter(p, x):
+    return x @ p["w"][jnp.argmax(p["b"])]
+
+
+def remat_of_a_constant(p, x):
+    return x + jax.checkpoint(lambda v, x: jnp.tanh(np.linspace(1.0, 2.0, 4) @ v))(p["v"], x)[None]
+
+
+def remat_returns_a_parameter(p, x):
+    b, x = jax.checkpoint(lambda b, x: (b, 2 * x))(p["s"], x)
+    return x * b[None]
+
+
+def remat_of_what_only_looks_dependent(p, x):
+    """What a loop has stacked up is a constant, though it comes from where the data is."""
+    _, seen = lax.scan(lambda c, _: (jnp.tanh(c @ p["v"]), jnp.arange(4.0)), x, None, length=3)
+    return x * jnp.sum(jax.checkpoint(lambda w: jnp.sin(seen @ w))(p["w"][0]), axis=0)[None]
+
+
+def branch_not_taken(p, x):
+    """The derivative of the branch that a parameter does not choose is infinite."""
+    s = p["s"] - p["s"][:1]
+    return lax.cond(s[0] > 0, lambda x: x * jnp.log(s)[None], lambda x: x * s[None], x)
+
+
+def joined(p, x):
+    """Two parameters in one product: each has a gradient of its own."""
+    return x @ jnp.concatenate([p["v"], p["b"].T], axis=1)
+
+
+def padded(p, x):
+    """Entries of a weight that are not the parameter's."""
+    return x @ jnp.pad(p["b"], [(1, 0), (0, 2)], constant_values=0.3)
+
+
+def complex_numbers(p, x):
+    """Products of complex numbers, of which the real part is what the parameter sees."""
+    return jnp.real(jnp.fft.fft(x) @ p["v"].astype(complex))
+
+
+def linear_system(p, x):
+    return jnp.linalg.solve(p["v"] @ p["v"].T + 2 * jnp.eye(4), x.T).T
+
+
+def nothing_used(p, x):
+    return 2 * x
+
+
+def quotient(p, x):
+    return p["s"][None] / (1.5 + x**2)
+
+
+def looked_up(p, x):
+    return x + p["b"][jnp.argmax(x[:, :3], axis=-1)]
+
+
+FOUND = {
+    "scanned_scalars": scanned_scalars,
+    "carried_in_an_inner_loop": carried_in_an_inner_loop,
+    "carried_beside_an_index": carried_beside_an_index,
+    "index_from_a_parameter": index_from_a_parameter,
+    "remat_of_a_constant": remat_of_a_constant,
+    "remat_returns_a_parameter": remat_returns_a_parameter,
+    "remat_of_what_only_looks_dependent": remat_of_what_only_looks_dependent,
+    "branch_not_taken": branch_not_taken,
+    "joined": joined,
+    "padded": padded,
+    "complex_numbers": complex_numbers,
+    "linear_system": linear_system,
+    "nothing_used": nothing_used,
+    "looked_up": looked_up,
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_programs_that_were_wrong_once(name):
+    params = {"w": normal(1, 3, 4, 4), "v": normal(2, 4, 4), "b": normal(3, 3, 4), "s": normal(4, 4)}
+    if name == "index_from_a_parameter":
+        params["b"] = params["b"][:, 0]
+    assert compare(FOUND[name], params, normal(5, 5, 4), stacks=(False,)) == {}
+
+
+@pytest.mark.parametrize("budget", [64, 130])
+def test_examples_that_fill_up_a_chunk_do_not_contribute(budget):
+    """Where the data is a divisor, zeros in its place give no number."""
+    assert compare(quotient, {"s": normal(1, 4)}, normal(2, 5, 4), budget) == {}
+
+
+# Precision, derivatives, and transformations around it all.
+
+
+def mlp(p, x):
+    return jnp.tanh(x @ p["w"] + along(p["b"], x @ p["w"])) @ p["v"]
+
+
+def mlp_case(dtype=None):
+    cast = lambda x: x if dtype is None else x.astype(dtype)
+    params = {"w": normal(1, 4, 5), "b": normal(2, 5), "v": normal(3, 5, 3)}
+    return jax.tree.map(cast, params), cast(normal(4, 6, 4)), cast(normal(5, 6, 3))
+
+
+def remat_layers(p, x):
+    layer = jax.checkpoint(lambda x, own: (x + jnp.tanh(x @ own["w"] + along(own["b"], x)) * p["s"], None))
+    return lax.scan(layer, x, {"w": p["w"], "b": p["b"]})[0]
+
+
+def remat_case():
+    return {"w": normal(1, 3, 4, 4), "b": normal(2, 3, 4), "s": normal(3)}, normal(4, 4, 4), normal(5, 4, 4)
+
+
+@pytest.mark.float32
+def test_statistics_of_half_precision_are_in_single_precision():
+    params, x, u = mlp_case(jnp.bfloat16)
+    v, weights = jax.tree.map(jnp.ones_like, params), normal(6, 6)
+    actual = jax.jit(lambda p: statistics(ng.per_example(mlp, p, x, u), v, weights))(params)
+    wide = lambda tree: jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+    rows = jax.jit(functools.partial(brute, mlp))(wide(params), wide(x), wide(u)[None])
+    expected = expected_statistics(jax.tree.map(lambda leaf: leaf[0], rows), wide(v), weights)
+    for name in ("squared_sum", "fourth", "norms", "gram", "rows", "matvec"):
+        assert {leaf.dtype for leaf in jax.tree.leaves(actual[name])} == {jnp.dtype(jnp.float32)}, name
+    for name in ("gradient", "rmatvec"):
+        assert jax.tree.map(lambda leaf: leaf.dtype, actual[name]) == jax.tree.map(lambda leaf: leaf.dtype, params)
+    actual = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), actual)
+    assert differences(actual, expected, 3e-2) == {}
+
+
+def number(statistics):
+    """One number that depends on all of them."""
+    squares = sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(statistics["squared_sum"]))
+    gram = statistics["gram"]
+    return jnp.stack([squares, jnp.sum(jnp.sin(statistics["norms"])), jnp.trace(gram) + jnp.sum(jnp.sin(gram))])
+
+
+def safe_statistics(model, params, x, u):
+    """From the gradients themselves, with a norm whose derivative at zero is zero."""
+    rows = jax.tree.map(lambda leaf: leaf[0], brute(model, params, x, u[None]))
+    flat = jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(rows)], axis=1)
+    squares = jnp.sum(flat**2, axis=1)
+    return {
+        "squared_sum": jax.tree.map(lambda leaf: jnp.sum(leaf**2, axis=0), rows),
+        "norms": jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0),
+        "gram": flat @ flat.T,
+    }
+
+
+@pytest.mark.parametrize("case", ["mlp", "remat_layers"])
+def test_statistics_can_be_differentiated(case):
+    """With respect to the parameters and the cotangents; one example has no gradient, and its norm no slope."""
+    model, (params, x, u) = (mlp, mlp_case()) if case == "mlp" else (remat_layers, remat_case())
+    u = u.at[1].set(0.0)
+
+    def ours(params, u):
+        made = ng.per_example(model, params, x, u)
+        return number({name: getattr(made, name)() for name in ("squared_sum", "norms", "gram")})
+
+    theirs = lambda params, u: number(safe_statistics(model, params, x, u))
+
+    def with_slopes(function):
+        """Each of the three numbers, and its derivative."""
+        values, pull = jax.vjp(function, params, u)
+        return {"values": values} | {f"slope {k}": pull(jnp.eye(3)[k]) for k in range(3)}
+
+    assert (
+        differences(jax.jit(with_slopes, static_argnums=0)(ours), jax.jit(with_slopes, static_argnums=0)(theirs), 1e-9)
+        == {}
+    )
+    norms = jax.jit(lambda p: ng.per_example(model, p, x, u).norms())(params)
+    assert norms[1] == 0
+    assert np.all(norms[np.arange(len(norms)) != 1] > 0)
+
+
+def test_model_without_data():
+    params, u = {"w": normal(1, 3, 4), "b": normal(2, 4)}, normal(3, 4)
+    model = lambda p: jnp.tanh(np.ones(3) @ p["w"] + p["b"]) * p["b"]
+    (gradient,) = jax.vjp(model, params)[1](u)
+    v, weight = jax.tree.map(jnp.ones_like, params), jnp.array([0.7])
+    expected = expected_statistics(jax.tree.map(lambda leaf: leaf[None], gradient), v, weight)
+    of = lambda p: statistics(ng.per_example(model, p, None, u), v, weight)
+    assert differences(jax.jit(of)(params), expected, 1e-12) == {}
+    stacked = ng.per_example(model, params, None, jnp.stack([u, 2 * u])).norms()
+    np.testing.assert_allclose(stacked, expected["norms"] * np.array([[1.0], [2.0]]))
+
+
+def test_traced_once():
+    """Calls of a compiled program with other numbers do not run the model's Python again."""
+    params, x, u = mlp_case()
+    runs = []
+
+    def model(p, x):
+        runs.append(x.shape)
+        return mlp(p, x)
+
+    norms = jax.jit(lambda p, x, u: ng.per_example(model, p, x, u).norms())
+    first = norms(params, x, u)
+    count = len(runs)
+    second, third = norms(params, 2 * x, u), norms(jax.tree.map(jnp.sin, params), x, u)
+    assert len(runs) == count
+    assert {shape[0] for shape in runs} <= {1, 6}
+    assert not np.allclose(first, second) and not np.allclose(first, third)
+
+
+def test_model_closes_over_traced_arrays():
+    """Numbers and indices of the program around it, which are not known while it is traced."""
+    params = {"w": normal(1, 3, 4, 4), "b": normal(2, 4)}
+    x, shift, index = normal(3, 5, 4), normal(4, 4), jnp.array([2, 0])
+
+    def model(shift, index):
+        def run(p, x):
+            x = jnp.tanh(x @ p["w"][index[0]] + along(p["b"] * shift, x))
+            return jax.checkpoint(lambda x: x @ p["w"][index[1]] + shift[None])(x)
+
+        return run
+
+    known = model(shift, index)
+    u, v = normal(5, 5, 4), jax.tree.map(jnp.ones_like, params)
+    rows = jax.tree.map(lambda leaf: leaf[0], jax.jit(functools.partial(brute, known))(params, x, u[None]))
+
+    @jax.jit
+    def traced(params, x, shift, index, u):
+        return statistics(ng.per_example(model(shift, index), params, x, u), v, u[:, 0])
+
+    expected = expected_statistics(rows, v, u[:, 0])
+    assert differences(traced(params, x, shift, index, u), expected, 1e-10) == {}
+
+
+@pytest.mark.parametrize("case", ["mlp", "remat_layers"])
+def test_many_models_at_once(case):
+    """`jax.vmap` over a stack of parameters."""
+    model, (params, x, u) = (mlp, mlp_case()) if case == "mlp" else (remat_layers, remat_case())
+    stack = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf, -leaf]), params)
+
+    def of(p):
+        made = ng.per_example(model, p, x, u)
+        return {"squared_sum": made.squared_sum(), "gram": made.gram(), "rmatvec": made.rmatvec(u[:, 0])}
+
+    together = jax.jit(jax.vmap(of))(stack)
+    alone = jax.jit(of)
+    for k in range(3):
+        member = functools.partial(jax.tree.map, lambda leaf, k=k: leaf[k])
+        assert differences(member(together), jax.tree.map(np.asarray, alone(member(stack))), 1e-11) == {}

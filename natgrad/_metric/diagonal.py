@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from natgrad import _tree
+from natgrad._check import require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric, add
-from natgrad._per_example.forward import Forward, forward_pass
+from natgrad._model import check_params, finite, num_examples
+from natgrad._per_example.forward import Forward, check_model, forward_pass
 from natgrad._types import Key, Output
 
 
@@ -67,8 +69,9 @@ def diagonal(
     r"""The diagonal of the metric $\frac1N\sum_i J_i^\top G_z(z_i) J_i$ of `model(params, x)`.
 
     With a `key` it is estimated from `num_samples` pseudo-gradients an example, $J_i^\top s$ with $s$ drawn by
-    `geometry.sample`, for about the cost and the memory of one gradient each. Without, backward passes are exact: one for each
-    column of `geometry.factor`, which is as many as the output has dimensions.
+    `geometry.sample`, for about the cost and the memory of one gradient each. Without, backward passes are exact: one
+    for each column of `geometry.factor`, which is as many as the output has dimensions. It is compiled for the model
+    and its shapes when it is first called.
 
     **Arguments:**
 
@@ -80,28 +83,46 @@ def diagonal(
     subject = "`diagonal`"
     if num_samples < 1:
         raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
-    forward = forward_pass(model, params, x, in_axes=in_axes, check=check, budget=budget, subject=subject)
-    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "diagonal")
+    if key is not None and standard_error and num_samples * num_examples(x, subject, in_axes) < 2:
+        raise ValueError(
+            f"{subject} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`."
+        )
+    check_params(params, subject)
+    if check:
+        check_model(model, params, x, in_axes, subject)
+    estimate = _estimated if key is not None else _exact
+    sampling = (key, num_samples) if key is not None else ()
+    metric = estimate(_tree.as_callable(model), geometry, params, x, standard_error, in_axes, budget, *sampling)
+    require(metric.entries, [finite(metric.entries)], f"{subject}: every square", traced=False)
+    return metric
+
+
+@eqx.filter_jit
+def _exact(model, geometry, params, x, standard_error, in_axes, budget) -> DiagonalMetric:
+    forward = _forward(model, geometry, params, x, in_axes, budget)
     count = forward.trace.num_examples
-    if key is None:
-        squares = _over_columns(forward, factor_columns(geometry, forward.z))
-        entries = _tree.scale(1 / count, squares)
-        zeros = jax.tree.map(jnp.zeros_like, entries) if standard_error else None
-        return DiagonalMetric(entries, zeros, count)
-    draws = sample_columns(geometry, forward.z, key, num_samples)
+    entries = _tree.scale(1 / count, _over_columns(forward, factor_columns(geometry, forward.z)))
+    return DiagonalMetric(entries, jax.tree.map(jnp.zeros_like, entries) if standard_error else None, count)
+
+
+@eqx.filter_jit
+def _estimated(model, geometry, params, x, standard_error, in_axes, budget, key, num_samples) -> DiagonalMetric:
+    forward = _forward(model, geometry, params, x, in_axes, budget)
+    count = forward.trace.num_examples
     total = count * num_samples
-    if num_samples == 1:
-        rows = forward.pull(jax.tree.map(lambda s: s[0], draws), is_stacked=False)
-        sums = rows.squared_sum(), rows.power_sum(4) if standard_error else None
-    else:
-        sums = _over_columns(forward, draws), _over_columns(forward, draws, 4) if standard_error else None
-    entries = _tree.scale(1 / total, sums[0])
+    draws = sample_columns(geometry, forward.z, key, num_samples)
+    entries = _tree.scale(1 / total, _over_columns(forward, draws))
     if not standard_error:
         return DiagonalMetric(entries, None, count)
-    if total < 2:
-        raise ValueError(f"{subject} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`.")
-    spread = jax.tree.map(lambda d, fourth: jnp.maximum(fourth / total - d**2, 0.0) / (total - 1), entries, sums[1])
-    return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, spread), count)
+    fourth = _tree.scale(1 / total, _over_columns(forward, draws, power=4))
+    variance = jax.tree.map(lambda d, d4: jnp.maximum(d4 - d**2, 0.0) / (total - 1), entries, fourth)
+    return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), count)
+
+
+def _forward(model: Callable, geometry: AbstractGeometry, params: PyTree, x: PyTree, in_axes: PyTree, budget: int) -> Forward:
+    forward = forward_pass(model, params, x, in_axes=in_axes, check=False, budget=budget, subject="`diagonal`")
+    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "diagonal")
+    return forward
 
 
 def factor_columns(geometry: AbstractGeometry, z: Output) -> Output:

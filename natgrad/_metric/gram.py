@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
+from natgrad._check import require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.diagonal import factor_columns, sample_columns
-from natgrad._per_example.forward import forward_pass
+from natgrad._model import check_params, finite
+from natgrad._per_example.forward import check_model, forward_pass
 from natgrad._types import Key
 
 
@@ -33,7 +36,16 @@ def gram(
     subject = "`gram`"
     if num_samples < 1:
         raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
-    forward = forward_pass(model, params, x, in_axes=in_axes, check=check, budget=budget, subject=subject)
+    check_params(params, subject)
+    if check:
+        check_model(model, params, x, in_axes, subject)
+    kernel = _gram(_tree.as_callable(model), geometry, params, x, key, num_samples, in_axes, budget)
+    return require(kernel, [finite(kernel)], f"{subject}: every product", traced=False)
+
+
+@eqx.filter_jit
+def _gram(model, geometry, params, x, key, num_samples, in_axes, budget) -> Float[Array, "C N C N"]:
+    forward = forward_pass(model, params, x, in_axes=in_axes, check=False, budget=budget, subject="`gram`")
     geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "gram")
     if key is None:
         columns = factor_columns(geometry, forward.z)

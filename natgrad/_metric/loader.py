@@ -122,7 +122,7 @@ def _average_diagonal(build: Callable[[Any], DiagonalMetric], batches: Iterable[
     total, variance, count = None, None, 0
     for batch in batches:
         part = build(batch)
-        entries = _tree.scale(part.num_examples, part.entries)
+        entries = _tree.scale(float(part.num_examples), part.entries)
         total = entries if total is None else add(total, entries)
         if part.standard_error is not None:
             squares = jax.tree.map(lambda error: (part.num_examples * error) ** 2, part.standard_error)  # noqa: B023

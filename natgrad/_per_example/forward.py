@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from natgrad._check import require
+from natgrad._check import is_concrete, require
 from natgrad._model import check_examples, check_params, finite
 from natgrad._per_example.chunks import Budget
 from natgrad._per_example.in_backward import formed_in_backward
@@ -46,6 +46,15 @@ class Forward(NamedTuple):
         return PerExample(
             self.leaves, self.x, shaped, records, at_sites, self.trace, self.routes, found, self.budget, is_stacked
         )
+
+
+def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, subject: str) -> None:
+    """Refuse, where everything is concrete, a model whose outputs are not finite or depend on other examples."""
+    if x is None or not is_concrete((params, x)):
+        return
+    z = model(params, x)
+    require(z, [finite(z)], f"{subject}: the output of the model", traced=False)
+    check_examples(model, params, x, z, subject, in_axes)
 
 
 def forward_pass(
