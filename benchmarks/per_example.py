@@ -1,11 +1,11 @@
 """What statistics of single examples' gradients cost, next to a gradient.
 
-`gradient` is a compiled backward pass with given cotangents, forward pass included. `diagonal` is the sampled diagonal of
-the Fisher metric, one pseudo-gradient an example, drawn inside the program; `squared_sum`, `norms` and `gram` are those
-of `per_example` for given cotangents. `vmap` and `scan` are the sum of squares from gradients that are formed: all at
-once, or one example after the other. BackPACK is measured by itself, in PyTorch, next to the gradient there: `SumGradSquared` is
-a sum of squares, `DiagGGNMC` a sampled diagonal (one sample), `BatchL2Grad` the norms. Its memory is the peak of
-resident memory beyond that of its gradient, and so not comparable in kind.
+`gradient` is a compiled backward pass with given cotangents, forward pass included. `diagonal` is the sampled diagonal
+of the Fisher metric, one pseudo-gradient an example, drawn inside the program; `squared_sum`, `norms` and `gram` are
+those of `per_example` for given cotangents. `vmap` and `scan` are the sum of squares from gradients that are formed:
+all at once, or one example after the other. BackPACK is measured by itself, in PyTorch, next to the gradient there:
+`SumGradSquared` is a sum of squares, `DiagGGNMC` a sampled diagonal (one sample), `BatchL2Grad` the norms. Its memory
+is the peak of resident memory beyond that of its gradient, and so not comparable in kind.
 
 The perceptron is 784-1000-1000-10 on a batch of 512, the convolutional network and the decoder are those of
 `networks` (batch 128; 4 layers, width 128, 32 positions, 500 words, batch 32), and the rematerialised decoder has 12

@@ -64,6 +64,15 @@ def check_params(params: PyTree, subject: str) -> None:
             )
 
 
+def check_structure(expected: PyTree, given: PyTree, subject: str) -> None:
+    """Refuse a tree whose structure or shapes differ from those of the parameters."""
+    shapes = [jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree) for tree in (expected, given)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"{subject} needs a tree with the structure and shapes of the parameters, {shapes[0]}, but got {shapes[1]}."
+        )
+
+
 def check_outputs(z: PyTree, count: int, subject: str) -> None:
     """Refuse outputs (or their shapes) that are not real numbers with the examples along the leading axis."""
     for leaf in jax.tree.leaves(z):

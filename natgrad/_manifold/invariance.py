@@ -12,8 +12,8 @@ from natgrad import _tree
 from natgrad._check import Requirement, is_concrete, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._manifold.chart import reparametrise
-from natgrad._model import of_params
 from natgrad._metric.pullback import pullback
+from natgrad._model import of_params
 from natgrad._solve.base import AbstractSolver
 from natgrad._solve.pseudo_inverse import PseudoInverse
 from natgrad._solve.solve import solve

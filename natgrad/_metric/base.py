@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
 from natgrad._check import Requirement, real_array, require
+from natgrad._model import check_structure
 from natgrad._types import Key, Matrix, Scalar
 from natgrad._vector import Covector, Vector, untyped
 
@@ -329,15 +330,6 @@ def row_chunk(metric: "AbstractMetric") -> int:
     CPUs (JAX 0.10) has returned wrong rows, so chunks stay well below."""
     assert metric.root_size is not None
     return max(1, min(chunk_size(metric.in_size()), ROWS // max(metric.root_size, 1)))
-
-
-def check_structure(expected: PyTree, given: PyTree, subject: str) -> None:
-    """Refuse a tree whose structure or shapes differ from those of the parameters."""
-    shapes = [jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree) for tree in (expected, given)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"{subject} needs a tree with the structure and shapes of the parameters, {shapes[0]}, but got {shapes[1]}."
-        )
 
 
 # What lineax asks of an operator, answered once for all metrics.

@@ -119,7 +119,7 @@ def _estimated(model, geometry, params, x, standard_error, in_axes, budget, key,
     return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), count)
 
 
-def _forward(model: Callable, geometry: AbstractGeometry, params: PyTree, x: PyTree, in_axes: PyTree, budget: int) -> Forward:
+def _forward(model, geometry, params, x, in_axes, budget) -> Forward:
     forward = forward_pass(model, params, x, in_axes=in_axes, check=False, budget=budget, subject="`diagonal`")
     geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "diagonal")
     return forward

@@ -31,8 +31,8 @@ def gram(
     `geometry.factor` at every output, the metric in the space of samples without its $\frac1N$.
 
     Computed from the factors of the gradients, without a row of a Jacobian. With a `key`, columns are `num_samples`
-    draws of `geometry.sample`, divided by the root of their number, so that its eigenvalues estimate those of the metric
-    all the same. `in_axes`, `check` and `budget` are as for `per_example`."""
+    draws of `geometry.sample`, divided by the root of their number, so that its eigenvalues estimate those of the
+    metric all the same. `in_axes`, `check` and `budget` are as for `per_example`."""
     subject = "`gram`"
     if num_samples < 1:
         raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")

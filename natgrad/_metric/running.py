@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import real_array
+from natgrad._check import is_concrete, real_array
 
 
 class RunningState(NamedTuple):
@@ -19,8 +19,9 @@ class RunningState(NamedTuple):
 
 
 class RunningAverage(eqx.Module):
-    r"""The exponential moving average of an estimate, $\bar d_k = \frac{\sum_j \beta^{k-j} d_j}{\sum_j \beta^{k-j}}$, of
-    any tree of arrays: a diagonal, a gradient, the factors of a metric.
+    r"""The exponential moving average of an estimate,
+    $\bar d_k = \frac{\sum_j \beta^{k-j} d_j}{\sum_j \beta^{k-j}}$, of any tree of arrays: a diagonal, a gradient, the
+    factors of a metric.
 
     Dividing by the weights removes the bias towards the zero it starts from. With `decay` 1 it is the plain
     average."""
@@ -44,7 +45,7 @@ class RunningAverage(eqx.Module):
 
     def value(self, state: RunningState) -> PyTree:
         """The average so far. Before the first update there is none, and concrete states are refused."""
-        if not isinstance(state.weight, jax.core.Tracer) and float(state.weight) == 0:
+        if is_concrete(state.weight) and float(state.weight) == 0:
             raise ValueError("`RunningAverage.value` needs at least one `update`: an average of nothing has no value.")
         return _tree.scale(1 / state.weight, state.total)
 

@@ -1,5 +1,5 @@
-"""Statistics of the rows of a root, $s_{ic}^\\top J_i$ for the columns $s_{ic}$ of the outputs' metrics, by the rules for
-single examples.
+"""Statistics of the rows of a root, $s_{ic}^\\top J_i$ for the columns $s_{ic}$ of the outputs' metrics, by the rules
+for single examples.
 
 Compiled here, and once for a model and its shapes, since metrics are mostly built and used outside `jit`."""
 
@@ -47,7 +47,8 @@ def squared_sum(source: Source, columns: ColumnsOutputMetric) -> PyTree:
     # Centred sums of squares: those about zero, less the square of the mean of each column.
     count, num_columns = columns._shape
     means = [per_row.rmatvec(jnp.zeros((num_columns, count)).at[c].set(1.0)) for c in range(num_columns)]
-    return jax.tree.map(lambda total, *sums: total - sum(s.astype(total.dtype) ** 2 for s in sums) / count, squares, *means)
+    less = lambda total, *sums: total - sum(s.astype(total.dtype) ** 2 for s in sums) / count
+    return jax.tree.map(less, squares, *means)
 
 
 def _rows(source: Source, columns: ColumnsOutputMetric) -> PerExample:

@@ -12,6 +12,7 @@ from natgrad._per_example.recording import Recording
 from natgrad._per_example.rows import Rows
 from natgrad._sites.routes import Group, Member, Route
 from natgrad._sites.rules.layout import Layout
+from natgrad._sites.rules.lookup import LookupLayout
 from natgrad._sites.uses import local
 from natgrad._sites.values import evaluate
 
@@ -46,6 +47,7 @@ def lookups_of(recording: Recording, group: Group) -> Lookups:
     """All look-ups of a group as one."""
     indices, cotangents = [], []
     for member in group.lookups:
+        assert isinstance(member.layout, LookupLayout)
         indices.append(jax.vmap(member.layout.indices)(recording.operand(member.use, member.layout.input)))
         h = recording.cotangents[member.use.site.number][0]
         cotangents.append(_tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(h)))

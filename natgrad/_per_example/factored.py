@@ -5,7 +5,6 @@ Shapes: `n` examples, `c` cotangents an example, `g` groups, `t` positions, `d` 
 with several, the cheaper of two ways is taken: to form gradients, a few examples at a time, or to work with products of
 positions."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

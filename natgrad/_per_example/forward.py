@@ -109,18 +109,14 @@ def check_cotangents(cotangents: PyTree, outputs: PyTree, x: PyTree, subject: st
     given = jax.tree.map(jnp.shape, cotangents)
     if given == expected:
         return False
-    same_tree = jax.tree.structure(cotangents) == jax.tree.structure(outputs)
-    pairs = list(
-        zip(map(jnp.shape, jax.tree.leaves(cotangents)), map(lambda o: without_data(o.shape), jax.tree.leaves(outputs)))
-    )
-    if (
-        same_tree
-        and all(u[1:] == z for u, z in pairs)
-        and len({u[:1] for u, _ in pairs}) == 1
-        and pairs[0][0][:1] != (0,)
-    ):
-        return True
+    leaves, structure = jax.tree.flatten(cotangents)
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    if structure == jax.tree.structure(outputs):
+        sizes = {shape[:1] for shape in shapes}
+        same = all(u[1:] == without_data(z.shape) for u, z in zip(shapes, jax.tree.leaves(outputs), strict=True))
+        if same and len(sizes) == 1 and sizes.isdisjoint({(), (0,)}):
+            return True
     raise ValueError(
-        f"{subject} needs `cotangents` like the outputs of the model, of shape {expected}, perhaps with one more axis in "
-        f"front, but got {given}."
+        f"{subject} needs `cotangents` like the outputs of the model, of shape {expected}, perhaps with one more axis "
+        f"in front, but got {given}."
     )

@@ -184,7 +184,7 @@ def form_all(
 
     others = [site for site in trace.sites if site.number not in by_site]
     inputs: dict[int, Any] = {site.number: trace.zeros(site) for site in others}
-    mapped = dict.fromkeys(inputs, 0)
+    mapped: dict[int, int | None] = dict.fromkeys(inputs, 0)
     for number, one in by_site.items():
         loops = tuple(trace.lengths[loop] for loop in one.site.loops)
         shape = _shape(one, statistic, budget, trace.num_examples)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
+from natgrad._model import check_structure
 from natgrad._per_example import statistics
 from natgrad._per_example.blocks import rows_of, use_factors
 from natgrad._per_example.chunks import Budget, stacked
@@ -18,7 +19,7 @@ from natgrad._per_example.recording import Recording
 from natgrad._per_example.statistics import sum_of, wide
 from natgrad._sites.routes import Route
 from natgrad._sites.trace import Trace
-from natgrad._sites.uses import local
+from natgrad._sites.uses import Use, local
 from natgrad._sites.values import evaluate
 
 
@@ -33,8 +34,8 @@ class PerExample(eqx.Module):
     r"""The matrix whose rows are the gradients $g_i = J_i^\top u_i$ of single examples, for cotangents $u_i$ of their
     outputs, without its rows.
 
-    One forward and one backward pass have left, at every place where a parameter meets the data, the input $a_i$ and the
-    cotangent $h_i$ of the result; every statistic is computed from these. Nothing is averaged over examples. If
+    One forward and one backward pass have left, at every place where a parameter meets the data, the input $a_i$ and
+    the cotangent $h_i$ of the result; every statistic is computed from these. Nothing is averaged over examples. If
     `cotangents` had an axis of $C$ in front, so do the results: norms are `(C, N)` and the Gram matrix is
     `(C, N, C, N)`.
 
@@ -101,7 +102,7 @@ class PerExample(eqx.Module):
 
     def matvec(self, v: PyTree) -> Float[Array, "*C N"]:
         r"""$\langle g_i, v\rangle$ for a vector like the parameters."""
-        check_like(self._unflatten(self.trace.param_structs), v, "`PerExample.matvec`")
+        check_structure(self._unflatten(self.trace.param_structs), v, "`PerExample.matvec`")
         like = jnp.zeros(self._shape, self._dtype)
         # By transposition twice, so that rules for backward passes alone suffice.
         _, pull = jax.vjp(self._transposed, like)
@@ -145,7 +146,7 @@ class PerExample(eqx.Module):
             )
             function = local(site, site.meeting, recording.free, self.trace.lengths)
             batched = jax.vmap(function, in_axes=(None, 0), axis_size=self._shape[0])
-            given = [recording.free[site.operands[k]] for k in site.meeting]
+            given: list[Any] = [recording.free[Use(site, k).value] for k in site.meeting]
             results, pull = jax.vjp(lambda given: batched(given, records), given)  # noqa: B023
             (gradients,) = pull(_tree.cast_like(weighed, results))
             for k, gradient in zip(site.meeting, gradients, strict=True):
@@ -192,11 +193,3 @@ class PerExample(eqx.Module):
     @property
     def _dtype(self):
         return _tree.flatten(self._unflatten(self.leaves[: len(self.routes)]))[0].dtype
-
-
-def check_like(expected: PyTree, given: PyTree, subject: str) -> None:
-    shapes = [jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree) for tree in (expected, given)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"{subject} needs a tree with the structure and shapes of the parameters, {shapes[0]}, but got {shapes[1]}."
-        )

@@ -4,13 +4,14 @@ No other file reads `eqn.params`. Primitives are recognised by name; one that is
 differentiated as it stands."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.core
 from jax.extend import core
 
-Equation = core.JaxprEqn
+# An equation of a jaxpr, of which this file knows what the types do not say.
+Equation: TypeAlias = Any
 CALLS = {"jit", "pjit", "closed_call", "core_call"}
 REMATERIALISED = {"checkpoint", "remat", "remat2"}
 

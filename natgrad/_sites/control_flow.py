@@ -33,7 +33,8 @@ class Remat(Step):
 
 @dataclass(frozen=True, eq=False)
 class Cond(Step):
-    """A choice between plans. What the plans not taken would have recorded is zero."""
+    """A choice between plans. What the plans not taken would have recorded is one, which is harmless: its cotangent is
+    zero, and few derivatives are not finite there."""
 
     plans: tuple[Plan, ...]
     operands: tuple[Value, ...]
@@ -44,7 +45,7 @@ class Cond(Step):
         def branch(number: int):
             def taken():
                 ends, records = self.plans[number].run(env, inputs, visit)
-                blank = [self._zeros(plan, visit.wanted) for plan in self.plans]
+                blank = [self._blank(plan, visit.wanted) for plan in self.plans]
                 blank[number] = records
                 return [jnp.asarray(end) for end in ends], list(chain.from_iterable(blank))
 
@@ -55,9 +56,9 @@ class Cond(Step):
     def inner(self):
         return self.plans
 
-    def _zeros(self, plan: Plan, wanted: frozenset[Dependent]) -> list:
+    def _blank(self, plan: Plan, wanted: frozenset[Dependent]) -> list:
         inner = lambda value: (self.lengths[loop] for loop in value.loops[len(plan.loops) :])
-        return [jnp.zeros((*inner(v), *v.aval.shape), v.aval.dtype) for v in plan.recorded(wanted)]
+        return [jnp.ones((*inner(v), *v.aval.shape), v.aval.dtype) for v in plan.recorded(wanted)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +147,8 @@ def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence
             break
         fates = new
     dependent = [k for k, fate in enumerate(fates) if fate is None]
-    begins = [starts[k] for k in dependent] + [value for value in slices if isinstance(value, Dependent)]
-    part.starts = tuple(begins)
+    begins = [starts[k] for k in dependent] + slices
+    part.starts = tuple(value for value in begins if isinstance(value, Dependent))
     wanted = [ends[k] for k in dependent] + ends[parts.num_carried :]
     part.ends = tuple(planner.as_dependent(part, end, inside) for end in wanted)
     outer = [planner.as_dependent(plan, carried[k], scope) for k in dependent]
@@ -166,7 +167,7 @@ class _Fate(NamedTuple):
     loops: frozenset[int] = frozenset()
 
 
-def _fate(fate: _Fate | None, start: Value, end: Value) -> _Fate | None:
+def _fate(fate: _Fate | None, start: Any, end: Value) -> _Fate | None:
     """What a walk through the body has shown of it; `None` for a value that depends on the example."""
     if fate is None or isinstance(end, Dependent):
         return None

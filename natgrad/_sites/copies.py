@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from natgrad._check import is_concrete
 from natgrad._sites import compat
 from natgrad._sites.uses import spread
 from natgrad._sites.values import Constant, Free, Leaf, Result, Slice, evaluate, is_floating, over_loops
@@ -55,7 +56,7 @@ class CopyOf:
             return numbers
         with jax.ensure_compile_time_eval():
             placed = self.place(jnp.asarray(numbers), -1)
-        return None if isinstance(placed, jax.core.Tracer) else np.asarray(placed)
+        return np.asarray(placed) if is_concrete(placed) else None
 
     def _place(self, value: Free, x: Any, fill: Any) -> Any:
         if value is self.origin:
@@ -64,6 +65,7 @@ class CopyOf:
             return self._place(value.whole, x, fill)
         assert isinstance(value, Result)
         k = source(value, self.origin.leaves)
+        assert k is not None
         inner, name = value.operands[k], compat.name(value.eqn)
         placed = self._place(inner, x, fill)
         if name in SAME:

@@ -105,8 +105,8 @@ class Meet(Step):
 class Copy(Step):
     """A free value without a gradient, used as one that depends on the example."""
 
-    operands: tuple[Free]
-    outputs: tuple[Dependent]
+    operands: tuple[Value, ...]
+    outputs: tuple[Dependent, ...]
 
     def run(self, env, inputs, visit):
         return [jnp.asarray(env[self.operands[0]])], []

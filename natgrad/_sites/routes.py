@@ -1,15 +1,16 @@
 """From sites to parameters: how the gradient of each example with respect to one parameter is put together."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from natgrad._sites.copies import CopyOf, copy_of, leaf_of
+from natgrad._sites.plan import Site
 from natgrad._sites.rules import convolution, dense, lookup
 from natgrad._sites.rules.layout import Layout
 from natgrad._sites.rules.lookup import LookupLayout
-from natgrad._sites.plan import Site
 from natgrad._sites.uses import Use
 
 
@@ -100,17 +101,20 @@ def _grouped(members: list[Member]) -> tuple[Group, ...] | str:
     if any(m is None for m in maps):
         return "which entries are used is not known before the program runs"
     normal = [member.layout.weight(m) for member, m in zip(members, maps, strict=True)]
-    if any(len(np.unique(m[m >= 0])) < np.sum(m >= 0) for m in normal):
-        return "entries are repeated in the weight"
     groups: list[list[tuple[Member, np.ndarray]]] = []
+    is_taken = np.zeros(math.prod(members[0].copy.origin.aval.shape), bool)
     for member, m in zip(members, normal, strict=True):
+        entries = m[m >= 0]
+        if not member.copy.is_plain and np.max(np.bincount(entries), initial=0) > 1:
+            return "entries are repeated in the weight"
         same = [group for group in groups if _is_same(group[0][1], m) or _is_same(group[0][1], m.swapaxes(1, 2))]
         if same:
             same[0].append((member, m))
-        elif any(np.intersect1d(group[0][1], m[m >= 0]).size for group in groups):
+        elif np.any(is_taken[entries]):
             return "uses overlap in part"
         else:
             groups.append([(member, m)])
+            is_taken[entries] = True
     found = [_group(group) for group in groups]
     if any(member.is_swapped for group in found for member in group.lookups):
         return "a table is looked up by rows and by columns"

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from natgrad._sites import compat
 from natgrad._sites.control_flow import plan_cond, plan_remat, plan_scan
@@ -35,7 +35,7 @@ class Planner:
     def walk(self, plan: Plan, program: compat.Program, operands: Sequence[Value], scope: Scope) -> list[Value]:
         """Add the equations of a program to a plan. Returns the program's results."""
         jaxpr = program.jaxpr
-        env = dict(zip(jaxpr.constvars, map(constant, program.constants), strict=True))
+        env: dict[Any, Value] = dict(zip(jaxpr.constvars, map(constant, program.constants), strict=True))
         env.update(zip(jaxpr.invars, operands, strict=True))
         read = lambda atom: constant(atom.val) if compat.is_literal(atom) else env[atom]
         for eqn in jaxpr.eqns:

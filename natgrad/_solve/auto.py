@@ -14,8 +14,8 @@ DENSE = 2000
 class Auto(AbstractSolver):
     """Picks a solver by sizes and says in `Solution.solver` which and why.
 
-    A diagonal metric is divided by. Otherwise, with `dense` the largest matrix it will factorise: few parameters, the dense matrix (`Cholesky`, or
-    `PseudoInverse` without damping); few samples, `SampleSpace`; otherwise `CG`."""
+    With `dense` the largest matrix it will factorise: few parameters, the dense matrix (`Cholesky`, or
+    `PseudoInverse` without damping); few samples, `SampleSpace`; otherwise `CG`. A diagonal metric is divided by."""
 
     dense: int = DENSE
 

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
 from natgrad._check import is_concrete, real_array
-from natgrad._metric.base import AbstractMetric, check_structure
+from natgrad._metric.base import AbstractMetric
+from natgrad._model import check_structure
 from natgrad._solve.result import RESULTS, Solution
 from natgrad._types import Matrix, Scalar
 from natgrad._vector import Covector, Vector, untyped

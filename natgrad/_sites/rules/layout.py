@@ -9,8 +9,8 @@ class Layout(NamedTuple):
     r"""How to see one use of a weight as $y_{gto} = \sum_d a_{gtd}\,w_{gdo}$, so that its gradient for one example is
     $\sum_t a_{gtd}\,h_{gto}$ with the cotangent $h$ of $y$.
 
-    Groups `g` have weights of their own; positions `t` share them. Each function takes the values of one example as they
-    stand in the program, with the axes of the loops in front, and puts their axes in this order."""
+    Groups `g` have weights of their own; positions `t` share them. Each function takes the values of one example as
+    they stand in the program, with the axes of the loops in front, and puts their axes in this order."""
 
     input: int
     inputs: Callable[[Any], Any]
