@@ -5,10 +5,10 @@ The gradient of the cross-entropy of ten classes, solved with the Fisher metric 
 entries, 13 TB. In the space of samples there are 10 rows for each of N examples, and a matrix of that size is
 factorised.
 
-What takes the time is to form that matrix, R Rᵀ. Each of its 10 N rows is one backward and one forward-mode pass
-through the *whole* batch, although it concerns a single example, so for large N the operations grow with N². By
-count of operations the factorisation is a thousandth of that at N = 256. Temporary memory is that of the rows of R
-that are formed at a time, 6 to 18, and hardly grows. Each size was run once, with other work on the machine.
+The matrix, R Rᵀ, is formed from the factors of the gradients: one forward pass, one backward pass with ten cotangents
+an example, and inner products of inputs and of cotangents at each layer. No row of R is formed, so temporary memory is
+that of the matrix itself and of the cotangents. Both the products and the factorisation grow with powers of N above
+one, the latter with N³. Each size was run once.
 """
 
 import time
@@ -22,7 +22,7 @@ from harness import Program, Table, compile_timed, counts, quantity, slope, time
 
 import natgrad as ng
 
-SIZES = (16, 64, 256)
+SIZES = (16, 64, 256, 512)
 DAMPING = 1e-2
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from natgrad._check import Requirement, is_concrete
@@ -41,6 +42,8 @@ def example_axes(x: PyTree, in_axes: PyTree, subject: str) -> list[int | None]:
     """The axis of examples in every leaf of `x`, `None` where the examples share it, from a prefix as in `jax.vmap`."""
     leaf = lambda axis: axis is None or isinstance(axis, int)
     try:
+        if not all(map(leaf, jax.tree.leaves(in_axes, is_leaf=leaf))):
+            raise TypeError("an axis is a number")
         spread = jax.tree.map(lambda axis, part: [axis] * len(jax.tree.leaves(part)), in_axes, x, is_leaf=leaf)
     except (ValueError, TypeError) as error:
         raise ValueError(
@@ -96,14 +99,14 @@ def check_examples(model: Callable, params: PyTree, x: PyTree, z: Output, subjec
     only = lambda leaf, axis: leaf if axis is None else jax.lax.slice_in_dim(leaf, 0, 1, axis=axis)
     first = [only(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
     alone = model(params, jax.tree.unflatten(treedef, first))
+    if not is_concrete(alone):
+        return
+    alone, z = (jax.tree.map(np.asarray, tree) for tree in (alone, z))
     shapes = [jax.tree.map(lambda leaf: leaf.shape[1:], tree) for tree in (alone, z)]
-    scale = max(float(jnp.max(jnp.abs(leaf), initial=0.0)) for leaf in jax.tree.leaves(z))
+    scale = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in jax.tree.leaves(z))
     eps = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(z))
-    same = shapes[0] == shapes[1] and all(
-        jax.tree.leaves(
-            jax.tree.map(lambda a, b: bool(jnp.all(jnp.abs(a - b[:1]) <= eps**0.5 * (scale + eps))), alone, z)
-        )
-    )
+    close = lambda a, b: bool(np.all(np.abs(a - b[:1]) <= eps**0.5 * (scale + eps)))
+    same = shapes[0] == shapes[1] and all(jax.tree.leaves(jax.tree.map(close, alone, z)))
     if not same:
         raise ValueError(
             f"{subject}: the output for the first example changes when the rest of the batch is left out, so the model "

@@ -94,7 +94,16 @@ def test_solving_with_a_diagonal_is_one_division():
     assert undamped.result == ng.RESULTS.successful
     assert_close(undamped.value, {"a": jnp.array([0.5, 0.0]), "b": jnp.array(6.0)})
     outside = ng.solve(D, {"a": jnp.array([1.0, 1.0]), "b": jnp.array(3.0)})
-    assert outside.result == ng.RESULTS.inaccurate
+    assert_close(outside.value, undamped.value)
+    assert_close(outside.stats["residual"], jnp.array(11**-0.5))
+
+
+def test_sums_multiples_and_restrictions_of_diagonals_are_diagonal():
+    D = ng.DiagonalMetric({"a": jnp.array([2.0, 0.0]), "b": jnp.array(0.5)})
+    metric = (0.5 * D + 2.0 * ng.identity(D.entries)).restrict({"a": True, "b": False})
+    solution = ng.solve(metric, {"a": jnp.array([3.0, 4.0]), "b": None})
+    assert solution.solver.startswith("Elementwise")
+    assert_close(solution.value, {"a": jnp.array([1.0, 2.0]), "b": None})
 
 
 def test_diagonals_of_batches_add_up_to_that_of_all():
@@ -152,8 +161,17 @@ def test_refusals():
     with pytest.raises(ValueError, match="an average of nothing has no value"):
         average = ng.RunningAverage()
         average.value(average.init(case.params))
-    with pytest.raises(TypeError, match="`Elementwise` needs a diagonal metric, but got `IdentityMetric`"):
-        ng.solve(ng.identity(case.params), case.params, solver=Elementwise())
+    with pytest.raises(TypeError, match="`Elementwise` needs a diagonal metric, but got `PullbackMetric`"):
+        metric = ng.pullback(case.model, case.geometry, case.params, case.x)
+        ng.solve(metric, case.params, damping=1.0, solver=Elementwise())
+    with pytest.raises(ValueError, match="`DiagonalMetric` needs entries of at least 0"):
+        ng.DiagonalMetric({"w": jnp.array([1.0, -2.0])})
+    with pytest.raises(ValueError, match="average its arrays, such as `.entries`"):
+        average = ng.RunningAverage()
+        average.update(
+            average.init(ng.DiagonalMetric(case.params["b"] ** 2, None, 3)),
+            ng.DiagonalMetric(case.params["b"] ** 2, None, 4),
+        )
 
 
 def test_sampled_gram_estimates_the_metric():

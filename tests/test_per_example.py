@@ -112,7 +112,7 @@ def test_everything_is_explained(name):
         uses = sum(site.parameters.count(parameter.name) for site in explanation.sites)
         assert parameter.num_uses == uses
         assert parameter.name in str(explanation)
-        assert bool(parameter.reason) == (parameter.statistics.startswith(("gradients", "zero")))
+        assert bool(parameter.reason) == parameter.statistics.startswith(("gradients", "zero"))
     assert {site.rule for site in explanation.sites} <= {"dense", "convolution", "lookup", "local"}
 
 

@@ -56,6 +56,11 @@ class AbstractMetric(lx.AbstractLinearOperator):
         return True
 
     @property
+    def is_diagonal(self) -> bool:
+        """Whether the metric is diagonal by construction."""
+        return False
+
+    @property
     def is_traceable(self) -> bool:
         """Whether products can be compiled into a larger program."""
         return True
@@ -209,9 +214,16 @@ class SumMetric(AbstractMetric):
             starts.append(starts[-1] + term.root_size)
         return add(*(t.root_transpose_mv(u[a:b]) for t, a, b in zip(self.terms, starts, starts[1:], strict=False)))
 
+    def diagonal(self):
+        return add(*(term.diagonal() for term in self.terms))
+
     @property
     def is_semidefinite(self):
         return all(term.is_semidefinite for term in self.terms)
+
+    @property
+    def is_diagonal(self):
+        return all(term.is_diagonal for term in self.terms)
 
     @property
     def is_traceable(self):
@@ -256,9 +268,16 @@ class ScaledMetric(AbstractMetric):
     def root_gram(self):
         return _tree.scale(self.scale, self.metric.root_gram())
 
+    def diagonal(self):
+        return _tree.scale(self.scale, self.metric.diagonal())
+
     @property
     def is_semidefinite(self):
         return self.metric.is_semidefinite
+
+    @property
+    def is_diagonal(self):
+        return self.metric.is_diagonal
 
     @property
     def is_traceable(self):
@@ -294,9 +313,16 @@ class RestrictedMetric(AbstractMetric):
     def root_transpose_mv(self, u):
         return self._select(self.metric.root_transpose_mv(u))
 
+    def diagonal(self):
+        return self._select(self.metric.diagonal())
+
     @property
     def is_semidefinite(self):
         return self.metric.is_semidefinite
+
+    @property
+    def is_diagonal(self):
+        return self.metric.is_diagonal
 
     @property
     def is_traceable(self):
@@ -336,7 +362,7 @@ def row_chunk(metric: "AbstractMetric") -> int:
 lx.is_symmetric.register(AbstractMetric)(lambda metric: True)
 lx.is_positive_semidefinite.register(AbstractMetric)(lambda metric: metric.is_semidefinite)
 lx.is_negative_semidefinite.register(AbstractMetric)(lambda metric: False)
-lx.is_diagonal.register(AbstractMetric)(lambda metric: False)
+lx.is_diagonal.register(AbstractMetric)(lambda metric: metric.is_diagonal)
 lx.is_tridiagonal.register(AbstractMetric)(lambda metric: False)
 lx.is_lower_triangular.register(AbstractMetric)(lambda metric: False)
 lx.is_upper_triangular.register(AbstractMetric)(lambda metric: False)

@@ -1,6 +1,5 @@
 """The diagonal of a pulled-back metric, from squares of gradients that are never formed."""
 
-import math
 from collections.abc import Callable
 
 import equinox as eqx
@@ -9,9 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from natgrad import _tree
-from natgrad._check import require
+from natgrad._check import Requirement, require
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._metric.base import AbstractMetric, add
+from natgrad._metric.base import AbstractMetric
+from natgrad._metric.samples import power_sum
 from natgrad._model import check_params, finite, num_examples
 from natgrad._per_example.forward import Forward, check_model, forward_pass
 from natgrad._types import Key, Output
@@ -30,11 +30,23 @@ class DiagonalMetric(AbstractMetric):
     def _mv(self, v):
         return jax.tree.map(lambda d, v: (d * v.astype(d.dtype)).astype(v.dtype), self.entries, v)
 
+    def __check_init__(self):
+        allowed = [
+            Requirement(jnp.all(leaf >= 0), "entries of at least 0", "A metric measures lengths.")
+            for leaf in jax.tree.leaves(self.entries)
+            if isinstance(leaf, jax.Array)
+        ]
+        require(self.entries, allowed, "`DiagonalMetric`", traced=False)
+
     def as_matrix(self):
         return jnp.diag(_tree.flatten(self.entries)[0])
 
     def diagonal(self):
         return self.entries
+
+    @property
+    def is_diagonal(self):
+        return True
 
     @property
     def root_size(self):
@@ -101,7 +113,7 @@ def diagonal(
 def _exact(model, geometry, params, x, standard_error, in_axes, budget) -> DiagonalMetric:
     forward = _forward(model, geometry, params, x, in_axes, budget)
     count = forward.trace.num_examples
-    entries = _tree.scale(1 / count, _over_columns(forward, factor_columns(geometry, forward.z)))
+    entries = _tree.scale(1 / count, power_sum(forward, factor_columns(geometry, forward.z)))
     return DiagonalMetric(entries, jax.tree.map(jnp.zeros_like, entries) if standard_error else None, count)
 
 
@@ -111,16 +123,16 @@ def _estimated(model, geometry, params, x, standard_error, in_axes, budget, key,
     count = forward.trace.num_examples
     total = count * num_samples
     draws = sample_columns(geometry, forward.z, key, num_samples)
-    entries = _tree.scale(1 / total, _over_columns(forward, draws))
+    entries = _tree.scale(1 / total, power_sum(forward, draws))
     if not standard_error:
         return DiagonalMetric(entries, None, count)
-    fourth = _tree.scale(1 / total, _over_columns(forward, draws, power=4))
+    fourth = _tree.scale(1 / total, power_sum(forward, draws, power=4))
     variance = jax.tree.map(lambda d, d4: jnp.maximum(d4 - d**2, 0.0) / (total - 1), entries, fourth)
     return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), count)
 
 
 def _forward(model, geometry, params, x, in_axes, budget) -> Forward:
-    forward = forward_pass(model, params, x, in_axes=in_axes, check=False, budget=budget, subject="`diagonal`")
+    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, subject="`diagonal`")
     geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "diagonal")
     return forward
 
@@ -135,34 +147,3 @@ def sample_columns(geometry: AbstractGeometry, z: Output, key: Key, num_samples:
     count = jax.tree.leaves(z)[0].shape[0]
     keys = jax.vmap(lambda key: jax.random.split(key, count))(jax.random.split(key, num_samples))
     return jax.vmap(jax.vmap(geometry.sample), in_axes=(None, 0))(z, keys)
-
-
-def _over_columns(forward: Forward, columns: Output, power: int = 2) -> PyTree:
-    """Sums of powers over examples and columns, as many columns at a time as the budget allows."""
-    count = jax.tree.leaves(columns)[0].shape[0]
-    chunk = forward.budget.chunk(count, _bytes_of_column(forward))
-    num_chunks = -(-count // chunk)
-    even = -(-count // num_chunks)
-
-    def split(s: Array) -> Array:
-        padded = jnp.pad(s, [(0, num_chunks * even - count)] + [(0, 0)] * (s.ndim - 1))
-        return padded.reshape(num_chunks, even, *s.shape[1:])
-
-    def sums(part: Output) -> PyTree:
-        # One column at a time keeps what rematerialisation saves.
-        one = even == 1
-        return forward.pull(jax.tree.map(lambda s: s[0], part) if one else part, is_stacked=not one).power_sum(power)
-
-    parts = jax.tree.map(split, columns)
-    if num_chunks == 1:
-        return sums(jax.tree.map(lambda s: s[0], parts))
-    first = jax.eval_shape(sums, jax.tree.map(lambda s: s[0], parts))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
-    return jax.lax.scan(lambda total, part: (add(total, sums(part)), None), zeros, parts)[0]
-
-
-def _bytes_of_column(forward: Forward) -> int:
-    """What one more cotangent an example adds to memory: those of every site."""
-    trace = forward.trace
-    steps = lambda site: trace.num_examples * math.prod(trace.lengths[loop] for loop in site.loops)
-    return sum(steps(site) * math.prod(a.shape) * a.dtype.itemsize for site in trace.sites for a in site.avals)

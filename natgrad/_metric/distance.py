@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._model import check_structure
-from natgrad._model import check_outputs, check_params, num_examples, of_params
+from natgrad._model import check_outputs, check_params, check_structure, num_examples, of_params
 from natgrad._types import Scalar
 
 

@@ -45,7 +45,7 @@ def gram(
 
 @eqx.filter_jit
 def _gram(model, geometry, params, x, key, num_samples, in_axes, budget) -> Float[Array, "C N C N"]:
-    forward = forward_pass(model, params, x, in_axes=in_axes, check=False, budget=budget, subject="`gram`")
+    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, subject="`gram`")
     geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "gram")
     if key is None:
         columns = factor_columns(geometry, forward.z)

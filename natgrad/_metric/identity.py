@@ -1,5 +1,6 @@
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
@@ -23,6 +24,13 @@ class IdentityMetric(AbstractMetric):
 
     def root_transpose_mv(self, u):
         return self._unflatten(u)
+
+    def diagonal(self):
+        return jax.tree.map(jnp.ones_like, self._zeros())
+
+    @property
+    def is_diagonal(self):
+        return True
 
     def in_structure(self):
         leaves, treedef = self._structure

@@ -39,6 +39,12 @@ class RunningAverage(eqx.Module):
         return RunningState(total, jnp.zeros(()))
 
     def update(self, state: RunningState, estimate: PyTree) -> RunningState:
+        structures = [jax.tree.structure(tree) for tree in (state.total, estimate)]
+        if structures[0] != structures[1]:
+            raise ValueError(
+                f"`RunningAverage.update` needs trees like that of `init`, {structures[0]}, but got {structures[1]}. "
+                "Of a metric over batches of different sizes, average its arrays, such as `.entries`."
+            )
         decayed = lambda total, new: jnp.asarray(self.decay, total.dtype) * total + new.astype(total.dtype)
         total = jax.tree.map(decayed, state.total, _arrays(estimate))
         return RunningState(total, jnp.asarray(self.decay, state.weight.dtype) * state.weight + 1)

@@ -3,8 +3,8 @@ for single examples.
 
 Compiled here, and once for a model and its shapes, since metrics are mostly built and used outside `jit`."""
 
+import math
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
+from natgrad._metric.base import add
 from natgrad._metric.output import ColumnsOutputMetric
-from natgrad._per_example.forward import forward_pass
+from natgrad._per_example.forward import Forward, forward_pass
 from natgrad._per_example.operator import PerExample
+from natgrad._types import Output
 
 # The model, its parameters and its data.
 Source = tuple[Callable, PyTree, PyTree]
@@ -40,20 +42,58 @@ def rows(source: Source, columns: ColumnsOutputMetric) -> Float[Array, "rows P"]
 
 @eqx.filter_jit
 def squared_sum(source: Source, columns: ColumnsOutputMetric) -> PyTree:
-    per_row = _rows(source, columns)
-    squares = per_row.squared_sum()
+    forward = _forward(source)
+    squares = power_sum(forward, _stacked(columns))
     if not columns.is_centred:
         return squares
-    # Centred sums of squares: those about zero, less the square of the mean of each column.
+    # Centred sums of squares: those about zero, less the squares of the columns' means.
     count, num_columns = columns._shape
-    means = [per_row.rmatvec(jnp.zeros((num_columns, count)).at[c].set(1.0)) for c in range(num_columns)]
+    rows = forward.pull(_stacked(columns), is_stacked=True)
+    sums = [rows.rmatvec(jnp.zeros((num_columns, count)).at[c].set(1.0)) for c in range(num_columns)]
     less = lambda total, *sums: total - sum(s.astype(total.dtype) ** 2 for s in sums) / count
-    return jax.tree.map(less, squares, *means)
+    return jax.tree.map(less, squares, *sums)
 
 
 def _rows(source: Source, columns: ColumnsOutputMetric) -> PerExample:
-    """The rows, with an axis of columns in front of that of examples."""
+    return _forward(source).pull(_stacked(columns), is_stacked=True)
+
+
+def _forward(source: Source) -> Forward:
     model, params, x = source
-    forward = forward_pass(model, params, x, in_axes=0, check=False, budget=2**26, subject="A metric")
-    stacked: Any = jax.tree.map(lambda s: s.swapaxes(0, 1), columns.columns)
-    return forward.pull(stacked, is_stacked=True)
+    return forward_pass(model, params, x, in_axes=0, budget=2**26, subject="A metric")
+
+
+def _stacked(columns: ColumnsOutputMetric) -> Output:
+    """Columns with their axis in front of that of the examples."""
+    return jax.tree.map(lambda s: s.swapaxes(0, 1), columns.columns)
+
+
+def power_sum(forward: Forward, columns: Output, power: int = 2) -> PyTree:
+    """Sums of powers over examples and columns, as many columns at a time as the budget allows."""
+    count = jax.tree.leaves(columns)[0].shape[0]
+    chunk = forward.budget.chunk(count, _bytes_of_column(forward))
+    num_chunks = -(-count // chunk)
+    even = -(-count // num_chunks)
+
+    def split(s: Array) -> Array:
+        padded = jnp.pad(s, [(0, num_chunks * even - count)] + [(0, 0)] * (s.ndim - 1))
+        return padded.reshape(num_chunks, even, *s.shape[1:])
+
+    def sums(part: Output) -> PyTree:
+        # One column at a time keeps what rematerialisation saves.
+        one = even == 1
+        return forward.pull(jax.tree.map(lambda s: s[0], part) if one else part, is_stacked=not one).power_sum(power)
+
+    parts = jax.tree.map(split, columns)
+    if num_chunks == 1:
+        return sums(jax.tree.map(lambda s: s[0], parts))
+    first = jax.eval_shape(sums, jax.tree.map(lambda s: s[0], parts))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
+    return jax.lax.scan(lambda total, part: (add(total, sums(part)), None), zeros, parts)[0]
+
+
+def _bytes_of_column(forward: Forward) -> int:
+    """What one more cotangent an example adds to memory: those of every site."""
+    trace = forward.trace
+    steps = lambda site: trace.num_examples * math.prod(trace.lengths[loop] for loop in site.loops)
+    return sum(steps(site) * math.prod(a.shape) * a.dtype.itemsize for site in trace.sites for a in site.avals)

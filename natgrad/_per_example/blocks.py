@@ -13,7 +13,7 @@ from natgrad._per_example.rows import Rows
 from natgrad._sites.routes import Group, Member, Route
 from natgrad._sites.rules.layout import Layout
 from natgrad._sites.rules.lookup import LookupLayout
-from natgrad._sites.uses import local
+from natgrad._sites.uses import Use, local
 from natgrad._sites.values import evaluate
 
 
@@ -52,7 +52,8 @@ def lookups_of(recording: Recording, group: Group) -> Lookups:
         h = recording.cotangents[member.use.site.number][0]
         cotangents.append(_tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(h)))
     num_rows = group.lookups[0].use.value.aval.shape[0]
-    index, h = jnp.concatenate(indices, axis=1), jnp.concatenate(_tree.promote(*cotangents), axis=2)
+    index = jnp.concatenate(_tree.promote(*indices), axis=1)
+    h = jnp.concatenate(_tree.promote(*cotangents), axis=2)
     h = jnp.where((index < num_rows)[:, None, :, None], h, 0)
     return Lookups(index, h, num_rows, factors_of(recording, group) if group.members else None)
 
@@ -69,15 +70,17 @@ def rows_of(recording: Recording, route: Route) -> Rows:
 
     _, carry_on = jax.vjp(weights, leaf)
     given = [recording.free[value] for value in values]
-    functions = [local(use.site, (use.operand,), recording.free, recording.lengths) for use in route.uses]
+    functions = [local(use.site, use.site.meeting, recording.free, recording.lengths) for use in route.uses]
 
     def gradients(data):
         """The gradients of one example, one for each cotangent."""
         totals = [None] * len(values)
         for use, function, (records, cotangents) in zip(route.uses, functions, data, strict=True):
-            place = values.index(use.value)
-            _, pull = jax.vjp(lambda w: function([w], records), given[place])  # noqa: B023
-            (gradient,) = jax.vmap(pull)(tuple(cotangents))
+            place, meeting = values.index(use.value), use.site.meeting
+            # With respect to all operands that carry a gradient: some derivatives are not defined for one alone.
+            at = [recording.free[Use(use.site, k).value] for k in meeting]
+            _, pull = jax.vjp(lambda operands: function(operands, records), at)  # noqa: B023
+            gradient = jax.vmap(pull)(tuple(cotangents))[0][meeting.index(use.operand)]
             totals[place] = gradient if totals[place] is None else totals[place] + gradient
         return _tree.at_least_float32(jax.vmap(lambda *total: carry_on(list(total))[0])(*totals))
 

@@ -30,23 +30,33 @@ class Budget(NamedTuple):
 def summed(function: Callable[[PyTree], PyTree], data: PyTree, chunk: int) -> PyTree:
     """The sum of `function(part)` over parts of at most `chunk` examples, which stand along the leading axes.
 
-    The last part is filled up with zeros, which must not contribute."""
-    parts = _parts(data, chunk)
-    if parts is None:
+    Parts are of one size but for the last, so that no part holds anything but examples."""
+    count = _count(data)
+    if chunk >= count:
         return function(data)
+    chunk = _even(count, chunk)
+    whole = count - count % chunk
+    parts = jax.tree.map(lambda x: x[:whole].reshape(whole // chunk, chunk, *x.shape[1:]), data)
     first = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
     step = lambda total, part: (jax.tree.map(jnp.add, total, function(part)), None)
-    return jax.lax.scan(step, zeros, parts)[0]
+    total, _ = jax.lax.scan(step, zeros, parts)
+    if whole == count:
+        return total
+    return jax.tree.map(jnp.add, total, function(jax.tree.map(lambda x: x[whole:], data)))
 
 
 def stacked(function: Callable[[PyTree], Any], data: PyTree, chunk: int) -> Any:
-    """`function(part)` for parts of at most `chunk` examples, which must give one row an example, put together."""
-    parts = _parts(data, chunk)
-    if parts is None:
+    """`function(part)` for parts of at most `chunk` examples, which must give one row an example, put together.
+
+    The last part is filled up with repetitions of the last example, whose rows are dropped."""
+    count = _count(data)
+    if chunk >= count:
         return function(data)
-    rows = jax.lax.map(function, parts)
-    count = jax.tree.leaves(data)[0].shape[0]
+    chunk = _even(count, chunk)
+    num_parts = -(-count // chunk)
+    fill = lambda x: jnp.pad(x, [(0, num_parts * chunk - count)] + [(0, 0)] * (x.ndim - 1), mode="edge")
+    rows = jax.lax.map(function, jax.tree.map(lambda x: fill(x).reshape(num_parts, chunk, *x.shape[1:]), data))
     return rows.reshape(-1, *rows.shape[2:])[:count]
 
 
@@ -57,12 +67,11 @@ def products(left: Float[Array, "n c p"], right: Float[Array, "m e p"]) -> Float
     return (rows @ columns.T).reshape(*left.shape[:2], *right.shape[:2])
 
 
-def _parts(data: PyTree, chunk: int) -> PyTree | None:
-    """The data with an axis of parts in front; `None` if one part holds all."""
-    count = jax.tree.leaves(data)[0].shape[0]
-    if chunk >= count:
-        return None
-    num_parts = -(-count // chunk)
-    even = -(-count // num_parts)
-    pad = lambda x: jnp.pad(x, [(0, num_parts * even - count)] + [(0, 0)] * (x.ndim - 1))
-    return jax.tree.map(lambda x: pad(x).reshape(num_parts, even, *x.shape[1:]), data)
+def _count(data: PyTree) -> int:
+    return jax.tree.leaves(data)[0].shape[0]
+
+
+def _even(count: int, chunk: int) -> int:
+    """A size of parts no larger than `chunk`: one that divides the examples, if it is not much smaller."""
+    divisor = next(size for size in range(chunk, 0, -1) if count % size == 0)
+    return divisor if 2 * divisor > chunk else -(-count // -(-count // chunk))

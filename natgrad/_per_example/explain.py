@@ -25,8 +25,8 @@ class SiteReport(NamedTuple):
 
 
 class ParameterReport(NamedTuple):
-    """How the statistics of one parameter are computed: from its factors, from rows of a table, or by forming its
-    gradients (and then why)."""
+    """How the statistics of one parameter are computed: from its factors, from rows of a table, entry by entry (where
+    gradients are no larger than the activations), or by forming its gradients (and then why)."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,6 +72,8 @@ def explain(trace: Trace, routes: Sequence[Route], formed: Sequence[Formed], num
 def _parameter(trace: Trace, route: Route, is_formed: bool) -> ParameterReport:
     if not route.uses:
         how, reason = "zero", "it is never used"
+    elif not route.groups and all(use.value.aval.size <= max(a.size for a in use.site.avals) for use in route.uses):
+        how, reason = "entry by entry", ""
     elif not route.groups:
         how, reason = "gradients formed in chunks", route.reason
     elif any(group.lookups for group in route.groups):

@@ -52,16 +52,14 @@ def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, sub
     """Refuse, where everything is concrete, a model whose outputs are not finite or depend on other examples."""
     if x is None or not is_concrete((params, x)):
         return
+    trace_example(model, params, x, in_axes, subject)
     z = model(params, x)
     require(z, [finite(z)], f"{subject}: the output of the model", traced=False)
     check_examples(model, params, x, z, subject, in_axes)
 
 
-def forward_pass(
-    model: Callable, params: PyTree, x: PyTree, *, in_axes: PyTree, check: bool, budget: int, subject: str
-) -> Forward:
-    """Check a model and its data, find the sites, and run the batch once."""
-    check_params(params, subject)
+def forward_pass(model: Callable, params: PyTree, x: PyTree, *, in_axes: PyTree, budget: int, subject: str) -> Forward:
+    """Find the sites of a model, and run the batch once."""
     if budget < 1:
         raise ValueError(f"{subject} needs a `budget` of at least one byte, but got {budget}.")
     trace = trace_example(model, params, x, in_axes, subject)
@@ -69,8 +67,6 @@ def forward_pass(
     routes = tuple(find_route(uses_of(trace.sites, leaf), leaf, trace.lengths) for leaf in range(len(trace.names)))
     forward = Forward(trace, routes, leaves, x, tapped(trace, leaves, x), Budget(budget))
     require(forward.z, [finite(forward.z)], f"{subject}: the output of the model", traced=False)
-    if check:
-        check_examples(model, params, x, forward.z, subject, in_axes)
     return forward
 
 
@@ -91,14 +87,20 @@ def per_example(
     - `model`: `model(params, x) -> z`, with examples along the leading axis of `z`. With `x=None` it is
       `model(params)`, one example.
     - `cotangents`: $u_i$, like the outputs: for the gradients of a loss, its derivative with respect to `z`. An axis in
-      front of all leaves gives several to each example, for which the forward pass is shared.
+      front of all leaves gives several to each example, for which the forward pass is shared. A function
+      `z -> cotangents` sees the outputs without a second forward pass.
     - `in_axes`: as in `jax.vmap`, where the examples are in `x`: an axis, `None` for arrays that all examples share, or
       a tree of these.
     - `check`: whether to test, on concrete data, that the model treats examples independently.
     - `budget`: how many bytes may be used at once for what has to be formed for each example.
     """
     subject = "`per_example`"
-    forward = forward_pass(model, params, x, in_axes=in_axes, check=check, budget=budget, subject=subject)
+    check_params(params, subject)
+    if check:
+        check_model(model, params, x, in_axes, subject)
+    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, subject=subject)
+    if callable(cotangents):
+        cotangents = cotangents(forward.z if x is not None else jax.tree.map(lambda z: z[0], forward.z))
     return forward.pull(cotangents, is_stacked=check_cotangents(cotangents, forward.trace.outputs, x, subject))
 
 

@@ -52,7 +52,10 @@ def formed_in_backward(route: Route, lengths: dict[int, int]) -> Formed | None:
     origin = leaf_of(use.value, route.leaf)
     root = _root(use.value, route.leaf, use.site.loops)
     copy = copy_of(root, origin, lengths) if root is not None and origin is not None else None
-    if root is None or copy is None or copy.is_scaled or not copy.is_plain or len(use.site.meeting) > 1:
+    is_met = any(isinstance(operand, Dependent) for operand in use.site.operands)
+    if root is None or copy is None or copy.is_scaled or copy.is_mixed or not copy.is_plain:
+        return None
+    if not is_met or len(use.site.meeting) > 1:
         return None
     leaf = Leaf(root.aval, frozenset([0]), (), 0)
     value = _at_step(use.value, root, leaf)
@@ -64,7 +67,8 @@ def formed_in_backward(route: Route, lengths: dict[int, int]) -> Formed | None:
 
 
 def form(formed: Formed, statistic: Statistic, budget: Budget) -> Callable:
-    """The equation of a site with one more operand in front, whose cotangent is the statistic."""
+    """The equation of a site with two more operands in front: one whose cotangent is the statistic, and one that
+    differs between examples even if the others do not, so that the batch is always seen."""
     site = formed.alone
     is_mapped = [isinstance(value, Dependent) for value in site.operands]
     is_needed = [value in site.recorded or not isinstance(value, Dependent) for value in site.operands]
@@ -101,16 +105,17 @@ def form(formed: Formed, statistic: Statistic, budget: Budget) -> Callable:
     batched.defvjp(forward, backward)
 
     @jax.custom_batching.custom_vmap
-    def one(zero, *operands):
-        del zero
+    def one(zero, example, *operands):
+        del zero, example
         return tuple(site.compute(list(operands)))
 
     @one.def_vmap
-    def _(axis_size, is_batched, zero, *operands):
+    def _(axis_size, is_batched, zero, example, *operands):
+        del example
         repeat = lambda x: jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
         operands = [
             repeat(x) if mapped and not already else x
-            for x, mapped, already in zip(operands, is_mapped, is_batched[1:], strict=True)
+            for x, mapped, already in zip(operands, is_mapped, is_batched[2:], strict=True)
         ]
         out = batched(zero, *operands)
         return out, tuple(True for _ in out)
@@ -179,22 +184,22 @@ def form_all(
 
     def probe(site, operands, given):
         if site.number in equations:
-            return equations[site.number](given, *operands)
+            return equations[site.number](*given, *operands)
         return add_taps(site, operands, given)
 
     others = [site for site in trace.sites if site.number not in by_site]
     inputs: dict[int, Any] = {site.number: trace.zeros(site) for site in others}
-    mapped: dict[int, int | None] = dict.fromkeys(inputs, 0)
+    mapped: dict[int, Any] = dict.fromkeys(inputs, 0)
     for number, one in by_site.items():
         loops = tuple(trace.lengths[loop] for loop in one.site.loops)
         shape = _shape(one, statistic, budget, trace.num_examples)
-        inputs[number] = jnp.zeros((*loops, *shape.shape), shape.dtype)
-        mapped[number] = None
+        inputs[number] = (jnp.zeros((*loops, *shape.shape), shape.dtype), jnp.zeros((trace.num_examples, *loops)))
+        mapped[number] = (None, 0)
     run = visited(trace, leaves, x, inputs, mapped, probe, others)
     pulled = run.pull(cotangents)
     at_others = {site.number: [h[:, None] for h in pulled[site.number]] for site in others}
     recording = Recording(leaves, trace.free_values(leaves), run.records, at_others, trace.lengths)
-    return recording, [(one, pulled[number]) for number, one in by_site.items()]
+    return recording, [(one, pulled[number][0]) for number, one in by_site.items()]
 
 
 def _shape(formed: Formed, statistic: Statistic, budget: Budget, count: int) -> Any:

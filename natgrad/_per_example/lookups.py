@@ -69,7 +69,7 @@ def _added(lookups: Lookups, power: int, part) -> Float[Array, "n c t o"]:
     and $s$ what other uses give to it. Positions that read the same row share alike."""
     indices, h = part[:2]
     same = (indices[:, :, None] == indices[:, None, :]).astype(h.dtype)
-    share = (indices < lookups.num_rows) / jnp.sum(same, axis=-1)
+    share = (indices < lookups.num_rows).astype(h.dtype) / jnp.sum(same, axis=-1)
     read = jnp.einsum("nts,ncso->ncto", same, h)
     if lookups.others is None:
         return read**power * share[:, None, :, None]

@@ -75,14 +75,14 @@ class PerExample(eqx.Module):
 
     def norms(self) -> Float[Array, "*C N"]:
         r"""$|g_i|$ over all parameters."""
-        squares = self._summed(statistics.squared_norms)
+        squares = jnp.maximum(self._summed(statistics.squared_norms, self._shape), 0)
         # The gradient of a root at zero is taken to be zero.
-        positive = squares > 0
-        return self._by_cotangent(jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0))
+        is_zero = squares == 0
+        return self._by_cotangent(jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squares))))
 
     def gram(self) -> Float[Array, "..."]:
         r"""$\langle g_i, g_j\rangle$ over all parameters, for all pairs of examples and of cotangents."""
-        total = self._summed(statistics.gram)
+        total = self._summed(statistics.gram, 2 * self._shape)
         return total.transpose(1, 0, 3, 2) if self.is_stacked else total[:, 0, :, 0]
 
     def rows(self, examples: slice = slice(None)) -> PyTree:
@@ -108,7 +108,7 @@ class PerExample(eqx.Module):
         _, pull = jax.vjp(self._transposed, like)
         return self._by_cotangent(pull(_tree.cast_like(v, self._unflatten(self.trace.param_structs)))[0])
 
-    def rmatvec(self, u: Float[Array, "*C N"]) -> PyTree:
+    def rmatvec(self, u: Any) -> PyTree:
         r"""$\sum_i u_i g_i$: a covector like the parameters."""
         count, columns = self._shape
         expected = (columns, count) if self.is_stacked else (count,)
@@ -158,13 +158,13 @@ class PerExample(eqx.Module):
         _, carry_on = jax.vjp(lambda params: evaluate(values, [*params, *shared]), self.leaves[:num_params])
         return self._unflatten(carry_on(list(totals.values()))[0])
 
-    def _summed(self, statistic: Statistic) -> Array:
+    def _summed(self, statistic: Statistic, shape: tuple[int, ...]) -> Array:
         """A statistic that parameters add to, summed over them."""
         recording, formed = self._visit(statistic)
         left = {route.leaf for route in self.routes} - {one.leaf for one, _ in formed}
         parts = [statistic(recording, route, self.budget) for route in self.routes if route.leaf in left and route.uses]
         parts += [jnp.sum(total.reshape(-1, *total.shape[len(one.site.loops) :]), axis=0) for one, total in formed]
-        return sum_of(parts)
+        return sum_of(parts) if parts else jnp.zeros(shape, self._dtype)
 
     def _visit(self, statistic: Statistic) -> tuple[Recording, list[tuple[Formed, Array]]]:
         """The recording, without those sites at which the statistic is formed in the backward pass."""

@@ -32,7 +32,7 @@ def power_sum(recording: Recording, route: Route, budget: Budget, power: int) ->
 
 def squared_norms(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c"]:
     r"""$|g_i|^2$ with respect to the parameter."""
-    if not _is_unscaled(route):
+    if not _is_unmixed(route):
         return rows.squared_norms(rows_of(recording, route), budget)
     blocks = (pair for group in route.groups for pair in _blocks(recording, group))
     return sum_of([kind.squared_norms(block, budget) for kind, block in blocks])
@@ -40,7 +40,7 @@ def squared_norms(recording: Recording, route: Route, budget: Budget) -> Float[A
 
 def gram(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c n c"]:
     r"""$\langle g_i, g_j\rangle$ with respect to the parameter."""
-    if not _is_unscaled(route):
+    if not _is_unmixed(route):
         return rows.gram(rows_of(recording, route), budget)
     blocks = (pair for group in route.groups for pair in _blocks(recording, group))
     return sum_of([kind.gram(block, budget) for kind, block in blocks])
@@ -89,7 +89,7 @@ def _scale(recording: Recording, copy: CopyOf) -> Array:
     return jax.jvp(value, (leaf,), (jnp.ones_like(leaf),))[1]
 
 
-def _is_unscaled(route: Route) -> bool:
-    """Whether inner products can be taken in the normal form."""
+def _is_unmixed(route: Route) -> bool:
+    """Whether inner products can be taken in the normal form: its entries are the parameter's, and as they are."""
     members = [member for group in route.groups for member in (*group.members, *group.lookups)]
-    return bool(members) and not any(member.copy.is_scaled for member in members)
+    return bool(members) and not any(member.copy.is_scaled or member.copy.is_mixed for member in members)

@@ -12,6 +12,12 @@ from jax.extend import core
 
 # An equation of a jaxpr, of which this file knows what the types do not say.
 Equation: TypeAlias = Any
+# Equations that move entries, copy them or add to them.
+SAME = {"convert_element_type", "reduce_precision", "copy", "copy_p", "device_put", "sharding_constraint", "name"}
+MOVED = {"reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "split"}
+PLACED = {"broadcast_in_dim", "dynamic_slice", "gather", "concatenate", "pad"}
+SHIFTED = {"add", "sub", "add_any"}
+COPYING = SAME | MOVED | PLACED | SHIFTED
 CALLS = {"jit", "pjit", "closed_call", "core_call"}
 REMATERIALISED = {"checkpoint", "remat", "remat2"}
 

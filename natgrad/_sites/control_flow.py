@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from natgrad._sites import compat
 from natgrad._sites.free_scan import FreeScan
 from natgrad._sites.plan import Plan, Step
-from natgrad._sites.values import Carried, Dependent, Free, Slice, Value, is_floating, strip_weak_type
+from natgrad._sites.values import Carried, Dependent, Free, Result, Slice, Value, is_floating, strip_weak_type, union
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,17 +110,32 @@ def plan_remat(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequenc
     return list(outputs)
 
 
-def plan_cond(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any) -> list[Value]:
+def plan_cond(
+    planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any
+) -> list[Value] | None:
+    """`None`, for a choice best left as it is, if a branch computes with parameters: free values are known to all, and
+    what only the branch not taken would have computed need not be finite."""
     index, *rest = operands
     parts = []
     for program in compat.branches(eqn) or ():
         part = Plan(scope.loops)
         ends = planner.walk(part, program, rest, scope)
         part.ends = tuple(planner.as_dependent(part, end, scope) for end in ends)
+        if not all(_is_guarded(value, rest) for value in part.free()):
+            return None
         parts.append(part)
     outputs = tuple(Dependent(var.aval, scope.loops) for var in eqn.outvars)
     plan.steps.append(Cond(tuple(parts), (index,), outputs, planner.lengths))
     return list(outputs)
+
+
+def _is_guarded(value: Free, outer: Sequence[Value]) -> bool:
+    """Whether a value of a branch is finite if those from outside are: it moves or adds, but computes nothing else."""
+    if value in outer or not value.leaves:
+        return True
+    if not isinstance(value, Result) or compat.name(value.eqn) not in compat.COPYING:
+        return False
+    return all(_is_guarded(operand, outer) for operand in value.operands)
 
 
 def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any) -> list[Value]:
@@ -180,10 +195,12 @@ def _starts(parts, loop, carried, variables, fates, loops) -> tuple[FreeScan, li
     """What the carried values are inside the body."""
     changing = [k for k, fate in enumerate(fates) if fate is not None and fate.changes]
     scan = FreeScan(parts, loop, [carried[k] for k in changing])
+    # All of them have the axes of all loops around that any of them changes over.
+    around = tuple(sorted(union(fates[k].loops for k in changing) | {loop}))
     for position, k in enumerate(changing):
         fate, aval = fates[k], variables[k].aval
         leaves = fate.leaves if is_floating(aval) else frozenset()
-        before = Carried(aval, leaves, tuple(sorted(fate.loops | {loop})), scan, position, False)
+        before = Carried(aval, leaves, around, scan, position, False)
         scan.before = [*scan.before, before]
     before = dict(zip(changing, scan.before, strict=True))
     unchanged = lambda k: carried[k] if fates[k] is not None else Dependent(variables[k].aval, loops)

@@ -14,16 +14,9 @@ import numpy as np
 from natgrad._check import is_concrete
 from natgrad._sites import compat
 from natgrad._sites.uses import spread
-from natgrad._sites.values import Constant, Free, Leaf, Result, Slice, evaluate, is_floating, over_loops
+from natgrad._sites.values import Carried, Constant, Free, Leaf, Result, Slice, evaluate, is_floating, over_loops
 
-# Equations that leave every entry where it is, ...
-SAME = {"convert_element_type", "reduce_precision", "copy", "copy_p", "device_put", "sharding_constraint", "name"}
-# ... that put each entry somewhere, ...
-MOVED = {"reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "split"}
-# ... that may drop or repeat entries or set others beside them, ...
-PLACED = {"broadcast_in_dim", "dynamic_slice", "gather", "concatenate", "pad"}
-# ... and that add something or scale.
-SHIFTED = {"add", "sub", "add_any"}
+# Beyond equations that copy, those that scale.
 SCALED = {"mul", "div", "neg"}
 
 
@@ -31,12 +24,14 @@ SCALED = {"mul", "div", "neg"}
 class CopyOf:
     """A free value as a copy of one parameter (or of a slice of it, inside a scan).
 
-    `is_scaled`: entries may be multiplied by something. `is_plain`: by its equations alone, no entry is repeated."""
+    `is_scaled`: entries may be multiplied by something. `is_mixed`: there may be entries that are not the parameter's.
+    `is_plain`: by its equations alone, no entry is repeated."""
 
     value: Free
     origin: Free
     lengths: dict[int, int]
     is_scaled: bool
+    is_mixed: bool
     is_plain: bool
 
     def place(self, x: Any, fill: Any = 0) -> Any:
@@ -68,11 +63,15 @@ class CopyOf:
         assert k is not None
         inner, name = value.operands[k], compat.name(value.eqn)
         placed = self._place(inner, x, fill)
-        if name in SAME:
+        if name in compat.SAME:
             return placed
-        if name in SHIFTED | SCALED:
-            placed = placed.reshape(*placed.shape[: len(inner.loops)], *inner.aval.shape)
-            return jnp.broadcast_to(spread(placed, inner.loops, value.loops, self.lengths), self._shape(value))
+        if name in compat.SHIFTED | SCALED:
+            # Shapes are the same, but for a number that goes with an array.
+            rank = len(value.aval.shape) - len(inner.aval.shape)
+            placed = spread(placed, inner.loops, value.loops, self.lengths)
+            loops = len(value.loops)
+            placed = placed.reshape(*placed.shape[:loops], *(1,) * rank, *placed.shape[loops:])
+            return jnp.broadcast_to(placed, self._shape(value))
         beside = [_beside(operand, fill, placed.dtype) for operand in value.operands]
         beside[k] = (placed, inner.loops)
         step: Callable = lambda *operands: tuple(compat.evaluate(value.eqn, list(operands)))
@@ -85,7 +84,7 @@ class CopyOf:
 
 def copy_of(value: Free, origin: Free, lengths: dict[int, int]) -> CopyOf | None:
     """How `value` copies `origin`; `None` if it is computed from it in some other way."""
-    is_scaled, is_plain, current = False, True, value
+    is_scaled, is_mixed, is_plain, current = False, False, True, value
     while current is not origin:
         if isinstance(current, Slice):
             current = current.whole
@@ -93,16 +92,19 @@ def copy_of(value: Free, origin: Free, lengths: dict[int, int]) -> CopyOf | None
         if not isinstance(current, Result):
             return None
         k, name = source(current, origin.leaves), compat.name(current.eqn)
-        if k is None or name not in SAME | MOVED | PLACED | SHIFTED | SCALED:
+        is_real = jnp.issubdtype(current.aval.dtype, jnp.floating)
+        if k is None or not is_real or name not in compat.COPYING | SCALED:
             return None
         inner = current.operands[k]
         if (name == "div" and k == 1) or not all(_is_known(o) for j, o in enumerate(current.operands) if j != k):
             return None
         same_size = inner.aval.size == current.aval.size and inner.loops == current.loops
-        is_plain &= inner.loops == current.loops and (name in SAME | MOVED or (same_size and name != "gather"))
+        in_place = name in compat.SAME | compat.MOVED or (same_size and name != "gather")
+        is_plain &= inner.loops == current.loops and in_place
         is_scaled |= name in SCALED or (name == "sub" and k == 1)
+        is_mixed |= name in ("concatenate", "pad", "gather")
         current = inner
-    return CopyOf(value, origin, lengths, is_scaled, is_plain)
+    return CopyOf(value, origin, lengths, is_scaled, is_mixed, is_plain)
 
 
 def leaf_of(value: Free, leaf: int) -> Free | None:
@@ -122,17 +124,22 @@ def source(value: Result, leaves: frozenset[int]) -> int | None:
 
 def _is_known(value: Free) -> bool:
     """Whether an operand beside the copied one is a number, whose value does not matter, or an index that is fixed."""
-    if is_floating(value.aval) or isinstance(value, Constant):
-        return True
+    return is_floating(value.aval) or _is_fixed(value)
+
+
+def _is_fixed(value: Free) -> bool:
+    """Whether a value depends on constants alone."""
     match value:
+        case Constant():
+            return True
         case Slice():
-            return _is_known(value.whole)
+            return _is_fixed(value.whole)
         case Result():
-            return all(map(_is_known, value.operands))
-        case Leaf():
-            return False
+            return all(map(_is_fixed, value.operands))
+        case Carried():
+            return all(map(_is_fixed, value.scan.operands))
         case _:
-            return all(map(_is_known, value.scan.operands))  # pyright: ignore[reportAttributeAccessIssue]
+            return False
 
 
 def _beside(value: Free, fill: Any, dtype: Any) -> tuple[Any, tuple[int, ...]]:

@@ -65,8 +65,8 @@ class Planner:
                 (compat.branches, plan_cond),
                 (compat.rematerialised, plan_remat),
             ):
-                if is_one(eqn) is not None:
-                    return plan_it(self, plan, eqn, operands, scope)
+                if is_one(eqn) is not None and (planned := plan_it(self, plan, eqn, operands, scope)) is not None:
+                    return planned
             plan.steps.append(Meet(self._site(eqn, operands, avals, scope), outputs))
         else:
             plan.steps.append(Bind(eqn, tuple(operands), outputs))

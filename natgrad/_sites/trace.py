@@ -176,4 +176,4 @@ def shape_of(leaf: Any, without: int | None = None) -> jax.ShapeDtypeStruct:
     shape = list(jnp.shape(leaf))
     if without is not None:
         del shape[without]
-    return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+    return jax.ShapeDtypeStruct(tuple(shape), getattr(leaf, "dtype", jnp.result_type(leaf)))

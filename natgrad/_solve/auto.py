@@ -1,5 +1,4 @@
 from natgrad._metric.base import AbstractMetric
-from natgrad._metric.diagonal import DiagonalMetric
 from natgrad._solve.base import AbstractSolver, System
 from natgrad._solve.cg import CG, is_traceable
 from natgrad._solve.cholesky import Cholesky
@@ -29,7 +28,7 @@ class Auto(AbstractSolver):
     def _choose(self, system: System) -> tuple[AbstractSolver, str]:
         size = system.covector.size
         rows = system.operator.root_size if isinstance(system.operator, AbstractMetric) else None
-        if isinstance(system.operator, DiagonalMetric):
+        if isinstance(system.operator, AbstractMetric) and system.operator.is_diagonal:
             return Elementwise(), "the metric is diagonal"
         if not is_traceable(system.operator):
             return CG(), "the metric runs over a data loader"

@@ -1,17 +1,23 @@
 import jax.numpy as jnp
 
 from natgrad import _tree
-from natgrad._metric.diagonal import DiagonalMetric
-from natgrad._solve.base import AbstractSolver, System, accurate
+from natgrad._metric.base import AbstractMetric
+from natgrad._solve.base import AbstractSolver, System
+from natgrad._solve.result import RESULTS
 
 
 class Elementwise(AbstractSolver):
-    """One division an entry, for diagonal metrics. Entries of zero stay where they are if there is no damping."""
+    """One division an entry, for diagonal metrics, their sums, multiples and restrictions.
+
+    Without damping it is the pseudo-inverse: where an entry of the metric is zero the solution is zero, and the
+    residual is the part of the covector that no step can change."""
 
     def compute(self, system: System):
-        if not isinstance(system.operator, DiagonalMetric):
-            raise TypeError(f"`Elementwise` needs a diagonal metric, but got `{type(system.operator).__name__}`.")
-        entries = _tree.flatten(system.operator.entries)[0].astype(system.covector.dtype) + system.damping
-        positive = entries > 0
-        value = jnp.where(positive, system.covector / jnp.where(positive, entries, 1.0), 0.0)
-        return value, accurate(system, value), {"rank": jnp.sum(positive)}
+        metric = system.operator
+        if not (isinstance(metric, AbstractMetric) and metric.is_diagonal):
+            raise TypeError(f"`Elementwise` needs a diagonal metric, but got `{type(metric).__name__}`. Use `Auto`.")
+        entries = _tree.flatten(metric.diagonal())[0].astype(system.covector.dtype) + system.damping
+        is_zero = entries == 0
+        value = jnp.where(is_zero, 0.0, system.covector / jnp.where(is_zero, 1.0, entries))
+        result = RESULTS.where(jnp.all(entries >= 0), RESULTS.successful, RESULTS.not_positive_definite)
+        return value, result, {"rank": jnp.sum(~is_zero)}
