@@ -72,7 +72,7 @@ def explain(trace: Trace, routes: Sequence[Route], formed: Sequence[Formed], num
 def _parameter(trace: Trace, route: Route, is_formed: bool) -> ParameterReport:
     if not route.uses:
         how, reason = "zero", "it is never used"
-    elif not route.groups and all(use.value.aval.size <= max(a.size for a in use.site.avals) for use in route.uses):
+    elif not route.groups and _acts_on_entries(route):
         how, reason = "entry by entry", ""
     elif not route.groups:
         how, reason = "gradients formed in chunks", route.reason
@@ -84,6 +84,12 @@ def _parameter(trace: Trace, route: Route, is_formed: bool) -> ParameterReport:
         how += ", in the backward pass"
     shape = tuple(trace.param_structs[route.leaf].shape)
     return ParameterReport(trace.names[route.leaf], shape, len(route.uses), how, reason)
+
+
+def _acts_on_entries(route: Route) -> bool:
+    """Whether gradients are no larger than the activations that the parameter acts on."""
+    is_small = (use.value.aval.size <= max(aval.size for aval in use.site.avals) for use in route.uses)
+    return set(route.kinds) == {"local"} and all(is_small)
 
 
 def _numbers(trace: Trace, loops: tuple[int, ...], aval: Any) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Route:
     uses: tuple[Use, ...]
     groups: tuple[Group, ...] = ()
     reason: str = ""
-    kinds: tuple[str, ...] = field(default=())
+    kinds: tuple[str, ...] = ()
 
 
 def uses_of(sites: Sequence[Site], leaf: int) -> list[Use]:
