@@ -237,7 +237,29 @@ class SumMetric(AbstractMetric):
         return self.terms[0].in_structure()
 
 
-class ScaledMetric(AbstractMetric):
+class AbstractDerivedMetric(AbstractMetric):
+    """A metric made of another, with as many rows to its root and the same properties."""
+
+    metric: eqx.AbstractVar[AbstractMetric]
+
+    @property
+    def root_size(self):
+        return self.metric.root_size
+
+    @property
+    def is_semidefinite(self):
+        return self.metric.is_semidefinite
+
+    @property
+    def is_diagonal(self):
+        return self.metric.is_diagonal
+
+    @property
+    def is_traceable(self):
+        return self.metric.is_traceable
+
+
+class ScaledMetric(AbstractDerivedMetric):
     """A metric times a number that is not negative."""
 
     metric: AbstractMetric
@@ -255,10 +277,6 @@ class ScaledMetric(AbstractMetric):
     def _mv(self, v):
         return _tree.scale(self.scale, self.metric._mv(v))
 
-    @property
-    def root_size(self):
-        return self.metric.root_size
-
     def root_mv(self, v):
         return _tree.scale(jnp.sqrt(self.scale), self.metric.root_mv(v))
 
@@ -271,18 +289,6 @@ class ScaledMetric(AbstractMetric):
     def diagonal(self):
         return _tree.scale(self.scale, self.metric.diagonal())
 
-    @property
-    def is_semidefinite(self):
-        return self.metric.is_semidefinite
-
-    @property
-    def is_diagonal(self):
-        return self.metric.is_diagonal
-
-    @property
-    def is_traceable(self):
-        return self.metric.is_traceable
-
     def _sample(self, key):
         return _tree.scale(jnp.sqrt(self.scale), self.metric._sample(key))
 
@@ -290,7 +296,7 @@ class ScaledMetric(AbstractMetric):
         return self.metric.in_structure()
 
 
-class RestrictedMetric(AbstractMetric):
+class RestrictedMetric(AbstractDerivedMetric):
     """A metric on some of the parameters, the others held fixed."""
 
     metric: AbstractMetric
@@ -303,10 +309,6 @@ class RestrictedMetric(AbstractMetric):
     def _mv(self, v):
         return self._select(self.metric._mv(self._extend(v)))
 
-    @property
-    def root_size(self):
-        return self.metric.root_size
-
     def root_mv(self, v):
         return self.metric.root_mv(self._extend(v))
 
@@ -315,18 +317,6 @@ class RestrictedMetric(AbstractMetric):
 
     def diagonal(self):
         return self._select(self.metric.diagonal())
-
-    @property
-    def is_semidefinite(self):
-        return self.metric.is_semidefinite
-
-    @property
-    def is_diagonal(self):
-        return self.metric.is_diagonal
-
-    @property
-    def is_traceable(self):
-        return self.metric.is_traceable
 
     def _sample(self, key):
         return self._select(self.metric._sample(key))

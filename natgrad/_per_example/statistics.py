@@ -32,18 +32,12 @@ def power_sum(recording: Recording, route: Route, budget: Budget, power: int) ->
 
 def squared_norms(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c"]:
     r"""$|g_i|^2$ with respect to the parameter."""
-    if not _is_unmixed(route):
-        return rows.squared_norms(rows_of(recording, route), budget)
-    blocks = (pair for group in route.groups for pair in _blocks(recording, group))
-    return sum_of([kind.squared_norms(block, budget) for kind, block in blocks])
+    return _of_blocks("squared_norms", recording, route, budget)
 
 
 def gram(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c n c"]:
     r"""$\langle g_i, g_j\rangle$ with respect to the parameter."""
-    if not _is_unmixed(route):
-        return rows.gram(rows_of(recording, route), budget)
-    blocks = (pair for group in route.groups for pair in _blocks(recording, group))
-    return sum_of([kind.gram(block, budget) for kind, block in blocks])
+    return _of_blocks("gram", recording, route, budget)
 
 
 def sum_of(parts: list[Array]) -> Array:
@@ -54,6 +48,14 @@ def sum_of(parts: list[Array]) -> Array:
 
 def wide(x: Any):
     return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
+
+
+def _of_blocks(statistic: str, recording: Recording, route: Route, budget: Budget) -> Array:
+    """A statistic that the parts of a gradient add to, in normal form or else of gradients that are formed."""
+    if not _is_unmixed(route):
+        return getattr(rows, statistic)(rows_of(recording, route), budget)
+    blocks = (pair for group in route.groups for pair in _blocks(recording, group))
+    return sum_of([getattr(kind, statistic)(block, budget) for kind, block in blocks])
 
 
 def _blocks(recording: Recording, group: Group) -> list[tuple[Any, Any]]:

@@ -26,7 +26,6 @@ def layout(use: Use) -> Layout | None:
 
     def inputs(x):
         # (loops, images, positions, groups, window, channels)
-        seen = x
         cut = lambda image: patches(image, parts, window, positions)
         for _ in range(loops):
             cut = jax.vmap(cut)
