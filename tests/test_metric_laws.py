@@ -14,7 +14,7 @@ import natgrad as ng
 def metric_and_matrix(name="dense", **options):
     case = MODELS[name]()
     metric = ng.pullback(case.model, case.geometry, case.params, case.x, **options)
-    return case, metric(lambda m: m.as_matrix())(metric)
+    return case, metric, jax.jit(lambda m: m.as_matrix())(metric)
 
 
 @pytest.mark.parametrize("name", ["dense", "recurrent", "charted"])
