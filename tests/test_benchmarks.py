@@ -82,3 +82,30 @@ def test_sample_space_is_solved(benchmark):
     assert cells[:2] == ("3", "12")
     assert "successful" in cells
     assert seconds > 0
+
+
+def temporary_bytes(benchmark, case, names):
+    harness, per_example = benchmark("harness"), benchmark("per_example")
+    programs = per_example.programs(case)
+    return [harness.counts(harness.compile_timed(programs[name])[0])[2] for name in names]
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_memory_of_statistics_does_not_grow_with_batch_times_parameters(benchmark):
+    products = benchmark("products")
+    for batch in (64, 256):
+        case = products.perceptron((64, 128, 128, 10), batch=batch)
+        gradient, squares, formed = temporary_bytes(benchmark, case, ["gradient", "squared_sum", "vmap"])
+        assert squares <= 2 * gradient
+        assert formed > 10 * gradient
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_rematerialisation_keeps_its_saving(benchmark):
+    """Recorded, the inputs of all layers would take several times the memory of the gradient."""
+    networks = benchmark("networks")
+    case = networks.decoder(8, width=32, heads=2, positions=32, words=20, batch=8, is_rematerialised=True)
+    gradient, diagonal = temporary_bytes(benchmark, case, ["gradient", "diagonal"])
+    assert diagonal <= 2 * gradient
