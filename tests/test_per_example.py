@@ -127,3 +127,14 @@ def test_the_factors_of_a_weight_give_its_gradients():
     for name, (use,) in factors.items():
         norms = np.sum(np.einsum("ngtd,ngto->ngdo", use.inputs, use.cotangents) ** 2, axis=(1, 2, 3))
         np.testing.assert_allclose(norms, np.sum(names[name].reshape(count, -1) ** 2, axis=1), rtol=1e-10)
+
+
+def test_cotangents_may_be_a_function_of_the_outputs():
+    case = ZOO["mlp"]()
+    given = lambda z: jnp.sin(3 * z)
+    model, params, x = case.model, case.params, case.x
+    sums = jax.jit(
+        lambda: [ng.per_example(model, params, x, u).squared_sum() for u in (given, given(model(params, x)))]
+    )
+    for one, other in zip(*map(jax.tree.leaves, sums()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
