@@ -3,6 +3,10 @@
 import os
 from pathlib import Path
 
+# Nearly all the time of the tests is compilation, and the code is run once: a third is saved by not optimising it.
+# `make test-slow` and the compatibility tests do optimise.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
 import jax
 import pytest
 from sybil import Sybil

@@ -2,10 +2,6 @@ import contextlib
 import itertools
 import os
 
-# Nearly all the time of these tests is compilation, and the code is run once: a third is saved by not optimising it.
-# `make test-slow` and the compatibility tests do optimise.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
-
 import hypothesis
 import jax
 import pytest

@@ -11,7 +11,7 @@ import natgrad as ng
 
 REMATERIALISED = ("transformer_untied_remat", "scan_layers_remat_reverse", "deep_remat", "flax_linen_scan_remat")
 # A few of every kind, where single precision or small chunks could show something of their own.
-SOME = ("mlp", "convnet", "transformer_tied", "lstm_scan", "scan_layers", "odd", "tied_mixed", "masked_lookup")
+SOME = ("mlp", "convnet", "lstm_scan", "tied_mixed")
 
 
 def normal(like, *lead, seed=0):
@@ -82,7 +82,7 @@ def test_statistics_formed_in_the_backward_pass_equal_brute_force(name):
     assert_all_equal(case, normal(z), (count,), 1e-10)
 
 
-@pytest.mark.parametrize("name", ["convnet", "transformer_tied", "odd", "tied_mixed"])
+@pytest.mark.parametrize("name", ["convnet", "odd", "tied_mixed"])
 def test_a_small_budget_changes_nothing(name):
     """Every chunked path, with a last chunk that is not full."""
     case = ZOO[name]()
