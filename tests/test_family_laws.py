@@ -21,9 +21,15 @@ import natgrad as ng
 DRAWS = 20_000
 FEW = 200
 
-families = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAMILIES]
-)
+# The law of another case covers the same code: a Dirichlet of two, and a Gaussian without leading axes.
+COVERED = ("beta", "diagonal_gaussian")
+
+
+def marks(name):
+    return [pytest.mark.xdist_group(name), *([pytest.mark.slow] if name in COVERED else [])]
+
+
+families = pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in FAMILIES])
 
 
 @functools.cache
