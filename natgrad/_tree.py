@@ -24,7 +24,7 @@ def vdot(x: PyTree, y: PyTree) -> Scalar:
         jnp.sum(at_least_float32(a) * at_least_float32(b))
         for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
     ]
-    return functools.reduce(operator.add, promote(*parts))
+    return sum_leaves(parts)
 
 
 def subtract(x: PyTree, y: PyTree) -> PyTree:
@@ -43,6 +43,16 @@ def cast_like(x: PyTree, like: PyTree) -> PyTree:
 def at_least_float32(x: PyTree) -> PyTree:
     """Half-precision leaves in single precision, all others as they are."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf, x)
+
+
+def wide(x: Any) -> Any:
+    """The dtype of an array, or single precision if that is wider."""
+    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
+
+
+def sum_leaves(tree: PyTree) -> Array:
+    """The sum of all leaves, which have one shape, in the widest of their dtypes."""
+    return functools.reduce(operator.add, promote(*jax.tree.leaves(tree)))
 
 
 def unravel_like(like: PyTree) -> Callable[[Array], PyTree]:

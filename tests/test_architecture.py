@@ -156,6 +156,11 @@ def machine_paths(text: str) -> list[str]:
     return re.findall(r"(?<![\w.$~])/(?:home|root|work|Users|mnt)/\w+", text)
 
 
+def equation_readers(sources: dict[str, str]) -> list[str]:
+    """Modules that read the parameters of a jaxpr's equations, whose names JAX may change."""
+    return [module for module, source in sources.items() if re.search(r"\beqn\.params\b", source)]
+
+
 @pytest.mark.compat
 def test_imports_point_one_way():
     assert direction_violations(package_sources()) == []
@@ -286,4 +291,9 @@ def test_undocumented_name_is_caught():
 def test_machine_path_is_caught():
     # Assembled here, since this file is searched as well.
     assert machine_paths("see /" + "home/someone/file") != []
-    assert machine_paths("https://example.org/work/page ~/work/x") == []
+    assert machine_paths("https://example.org/" + "work/page ~/" + "work/x") == []
+
+
+def test_one_file_knows_the_parameters_of_equations():
+    assert equation_readers(package_sources()) == ["_sites.compat"]
+    assert equation_readers({"_a": "length = eqn.params['length']"}) == ["_a"]

@@ -147,6 +147,15 @@ def test_running_average_of_a_metric_is_a_metric():
     assert_close(average.value(state).mv({"a": jnp.ones(2)}), {"a": jnp.array([2.0, 4.0])})
 
 
+def test_running_averages_are_in_single_precision_at_least():
+    """Added up in half precision, a thousand ones would stop at 256."""
+    average = ng.RunningAverage(1.0)
+    one = jnp.ones(2, jnp.bfloat16)
+    state, _ = jax.lax.scan(lambda s, _: (average.update(s, one), None), average.init(one), None, length=1000)
+    assert state.total.dtype == jnp.float32
+    np.testing.assert_array_equal(state.total, 1000.0)
+
+
 def test_refusals():
     case = MODELS["dense"]()
     build = lambda **options: ng.diagonal(case.model, case.geometry, case.params, case.x, **options)
@@ -165,7 +174,7 @@ def test_refusals():
         metric = ng.pullback(case.model, case.geometry, case.params, case.x)
         ng.solve(metric, case.params, damping=1.0, solver=Elementwise())
     with pytest.raises(ValueError, match="`DiagonalMetric` needs entries of at least 0"):
-        ng.DiagonalMetric({"w": jnp.array([1.0, -2.0])})
+        ng.DiagonalMetric({"w": np.array([1.0, -2.0])})
     with pytest.raises(ValueError, match="average its arrays, such as `.entries`"):
         average = ng.RunningAverage()
         average.update(

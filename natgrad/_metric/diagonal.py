@@ -5,15 +5,16 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from natgrad import _tree
 from natgrad._check import Requirement, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric
-from natgrad._metric.samples import power_sum
+from natgrad._metric.samples import forward_in, power_sum
 from natgrad._model import check_params, finite, num_examples
-from natgrad._per_example.forward import Forward, check_model, forward_pass
+from natgrad._per_example.forward import check_model
 from natgrad._types import Key, Output
 
 
@@ -34,7 +35,7 @@ class DiagonalMetric(AbstractMetric):
         allowed = [
             Requirement(jnp.all(leaf >= 0), "entries of at least 0", "A metric measures lengths.")
             for leaf in jax.tree.leaves(self.entries)
-            if isinstance(leaf, jax.Array)
+            if isinstance(leaf, jax.Array | np.ndarray)
         ]
         require(self.entries, allowed, "`DiagonalMetric`", traced=False)
 
@@ -111,7 +112,7 @@ def diagonal(
 
 @eqx.filter_jit
 def _exact(model, geometry, params, x, standard_error, in_axes, budget) -> DiagonalMetric:
-    forward = _forward(model, geometry, params, x, in_axes, budget)
+    forward = forward_in(geometry, model, params, x, in_axes, budget, "diagonal")
     count = forward.trace.num_examples
     entries = _tree.scale(1 / count, power_sum(forward, factor_columns(geometry, forward.z)))
     return DiagonalMetric(entries, jax.tree.map(jnp.zeros_like, entries) if standard_error else None, count)
@@ -119,7 +120,7 @@ def _exact(model, geometry, params, x, standard_error, in_axes, budget) -> Diago
 
 @eqx.filter_jit
 def _estimated(model, geometry, params, x, standard_error, in_axes, budget, key, num_samples) -> DiagonalMetric:
-    forward = _forward(model, geometry, params, x, in_axes, budget)
+    forward = forward_in(geometry, model, params, x, in_axes, budget, "diagonal")
     count = forward.trace.num_examples
     total = count * num_samples
     draws = sample_columns(geometry, forward.z, key, num_samples)
@@ -129,12 +130,6 @@ def _estimated(model, geometry, params, x, standard_error, in_axes, budget, key,
     fourth = _tree.scale(1 / total, power_sum(forward, draws, power=4))
     variance = jax.tree.map(lambda d, d4: jnp.maximum(d4 - d**2, 0.0) / (total - 1), entries, fourth)
     return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), count)
-
-
-def _forward(model, geometry, params, x, in_axes, budget) -> Forward:
-    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, subject="`diagonal`")
-    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "diagonal")
-    return forward
 
 
 def factor_columns(geometry: AbstractGeometry, z: Output) -> Output:

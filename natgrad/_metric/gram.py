@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 import equinox as eqx
-import jax
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
 from natgrad._check import require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.diagonal import factor_columns, sample_columns
+from natgrad._metric.samples import forward_in
 from natgrad._model import check_params, finite
-from natgrad._per_example.forward import check_model, forward_pass
+from natgrad._per_example.forward import check_model
 from natgrad._types import Key
 
 
@@ -45,8 +45,7 @@ def gram(
 
 @eqx.filter_jit
 def _gram(model, geometry, params, x, key, num_samples, in_axes, budget) -> Float[Array, "C N C N"]:
-    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, subject="`gram`")
-    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), "gram")
+    forward = forward_in(geometry, model, params, x, in_axes, budget, "gram")
     if key is None:
         columns = factor_columns(geometry, forward.z)
     else:

@@ -1,7 +1,6 @@
 """A model at a point: its outputs, and its derivative in both directions, computed once."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,6 +9,7 @@ from jaxtyping import PyTree
 from natgrad import _tree
 from natgrad._check import require
 from natgrad._model import check_examples, check_outputs, check_params, finite, num_examples, of_params
+from natgrad._sites import compat
 from natgrad._types import Output
 
 
@@ -54,13 +54,5 @@ def linearise(model: Callable, params: PyTree, x: PyTree, *, check: bool, subjec
     if check:
         check_examples(model, params, x, z, subject)
     leaves, treedef = jax.tree.flatten(_tree.structure(params))
-    is_reverse_only = has_primitive(jax.make_jaxpr(forward)(params).jaxpr, "custom_lin")
+    is_reverse_only = compat.uses(jax.make_jaxpr(forward)(params).jaxpr, "custom_lin")
     return Linearisation(z, forward, is_reverse_only, (tuple(leaves), treedef))
-
-
-def has_primitive(jaxpr: Any, name: str) -> bool:
-    """Whether a program, or a program inside it, uses a primitive (`custom_lin` stands for a `jax.custom_vjp`)."""
-    inner = (getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in jax.tree.leaves(list(eqn.params.values())))
-    return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(
-        has_primitive(sub, name) for sub in inner if hasattr(sub, "eqns")
-    )

@@ -118,9 +118,11 @@ class ColumnsOutputMetric(AbstractOutputMetric):
 
     def root_mv(self, u):
         products = jax.tree.map(
-            lambda s, u: jnp.sum((s * u[:, None]).reshape(*s.shape[:2], -1).astype(wide(s)), axis=-1), self.columns, u
+            lambda s, u: jnp.sum((s * u[:, None]).reshape(*s.shape[:2], -1).astype(_tree.wide(s)), axis=-1),
+            self.columns,
+            u,
         )
-        return self._centre(sum_leaves(products)).reshape(-1)
+        return self._centre(_tree.sum_leaves(products)).reshape(-1)
 
     def root_transpose_mv(self, c):
         c = self._centre(c.reshape(self._shape))
@@ -129,7 +131,7 @@ class ColumnsOutputMetric(AbstractOutputMetric):
         return jax.tree.map(weigh, self.columns)
 
     def sample(self, key):
-        noise = jax.random.normal(key, (self.root_size,), wide(jax.tree.leaves(self.columns)[0]))
+        noise = jax.random.normal(key, (self.root_size,), _tree.wide(jax.tree.leaves(self.columns)[0]))
         return self.root_transpose_mv(noise)
 
     @property
@@ -178,12 +180,3 @@ class CentredOutputMetric(AbstractOutputMetric):
 
 def centre(u: Output) -> Output:
     return jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0, keepdims=True), u)
-
-
-def sum_leaves(tree: PyTree) -> Array:
-    first, *rest = _tree.promote(*jax.tree.leaves(tree))
-    return sum(rest, start=first)
-
-
-def wide(x: Array):
-    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype

@@ -30,12 +30,12 @@ class RunningAverage(eqx.Module):
 
     def __check_init__(self):
         decay = real_array(self.decay, "`RunningAverage`: `decay`")
-        if not 0 < float(decay) <= 1:
+        if is_concrete(decay) and not 0 < float(decay) <= 1:
             raise ValueError(f"`RunningAverage` needs a `decay` above 0 and at most 1, but got {self.decay}.")
 
     def init(self, like: PyTree) -> RunningState:
-        """An average of nothing yet, of trees like this one (or its shapes)."""
-        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), _arrays(like))
+        """An average of nothing yet, of trees like this one (or its shapes), in single precision at least."""
+        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _tree.wide(leaf)), _arrays(like))
         return RunningState(total, jnp.zeros(()))
 
     def update(self, state: RunningState, estimate: PyTree) -> RunningState:

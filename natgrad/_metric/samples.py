@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._metric.base import add
+from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.output import ColumnsOutputMetric
+from natgrad._per_example.chunks import summed
 from natgrad._per_example.forward import Forward, forward_pass
 from natgrad._per_example.operator import PerExample
 from natgrad._types import Output
@@ -70,26 +71,24 @@ def _stacked(columns: ColumnsOutputMetric) -> Output:
 
 def power_sum(forward: Forward, columns: Output, power: int = 2) -> PyTree:
     """Sums of powers over examples and columns, as many columns at a time as the budget allows."""
-    count = jax.tree.leaves(columns)[0].shape[0]
-    chunk = forward.budget.chunk(count, _bytes_of_column(forward))
-    num_chunks = -(-count // chunk)
-    even = -(-count // num_chunks)
-
-    def split(s: Array) -> Array:
-        padded = jnp.pad(s, [(0, num_chunks * even - count)] + [(0, 0)] * (s.ndim - 1))
-        return padded.reshape(num_chunks, even, *s.shape[1:])
 
     def sums(part: Output) -> PyTree:
         # One column at a time keeps what rematerialisation saves.
-        one = even == 1
-        return forward.pull(jax.tree.map(lambda s: s[0], part) if one else part, is_stacked=not one).power_sum(power)
+        is_single = jax.tree.leaves(part)[0].shape[0] == 1
+        part = jax.tree.map(lambda s: s[0], part) if is_single else part
+        return forward.pull(part, is_stacked=not is_single).power_sum(power)
 
-    parts = jax.tree.map(split, columns)
-    if num_chunks == 1:
-        return sums(jax.tree.map(lambda s: s[0], parts))
-    first = jax.eval_shape(sums, jax.tree.map(lambda s: s[0], parts))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
-    return jax.lax.scan(lambda total, part: (add(total, sums(part)), None), zeros, parts)[0]
+    count = jax.tree.leaves(columns)[0].shape[0]
+    return summed(sums, columns, forward.budget.chunk(count, _bytes_of_column(forward)))
+
+
+def forward_in(
+    geometry: AbstractGeometry, model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, budget: int, subject: str
+) -> Forward:
+    """A forward pass whose outputs suit a geometry."""
+    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, subject=f"`{subject}`")
+    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), subject)
+    return forward
 
 
 def _bytes_of_column(forward: Forward) -> int:

@@ -36,7 +36,6 @@ class Formed:
 
     leaf: int
     site: Site
-    operand: int
     alone: Site
     route: Route
     root: Free
@@ -63,7 +62,7 @@ def formed_in_backward(route: Route, lengths: dict[int, int]) -> Formed | None:
     if value is None or inner is None or inner.is_scaled:
         return None
     alone = _alone(use, value)
-    return Formed(route.leaf, use.site, use.operand, alone, find_route([Use(alone, use.operand)], 0, {}), root, copy)
+    return Formed(route.leaf, use.site, alone, find_route([Use(alone, use.operand)], 0, {}), root, copy)
 
 
 def form(formed: Formed, statistic: Statistic, budget: Budget) -> Callable:

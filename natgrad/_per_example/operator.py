@@ -16,7 +16,6 @@ from natgrad._per_example.chunks import Budget, stacked
 from natgrad._per_example.explain import Explanation, explain
 from natgrad._per_example.in_backward import Formed, Statistic, form_all
 from natgrad._per_example.recording import Recording
-from natgrad._per_example.statistics import sum_of, wide
 from natgrad._sites.routes import Route
 from natgrad._sites.trace import Trace
 from natgrad._sites.uses import Use, local
@@ -94,7 +93,7 @@ class PerExample(eqx.Module):
             leaf = self.leaves[route.leaf]
             if not route.uses:
                 count = len(range(*examples.indices(self._shape[0])))
-                return jnp.zeros((count, self._shape[1], *leaf.shape), wide(leaf))
+                return jnp.zeros((count, self._shape[1], *leaf.shape), _tree.wide(leaf))
             block = rows_of(recording, route)
             return stacked(block.expand, jax.tree.map(lambda x: x[examples], block.data), block.chunk(self.budget))
 
@@ -142,7 +141,7 @@ class PerExample(eqx.Module):
         for site in self.trace.sites:
             records, cotangents = recording.of(site)
             weighed = tuple(
-                jnp.einsum("nc,nc...->n...", weights.astype(wide(h)), h.astype(wide(h))) for h in cotangents
+                jnp.einsum("nc,nc...->n...", weights.astype(_tree.wide(h)), h.astype(_tree.wide(h))) for h in cotangents
             )
             function = local(site, site.meeting, recording.free, self.trace.lengths)
             batched = jax.vmap(function, in_axes=(None, 0), axis_size=self._shape[0])
@@ -164,7 +163,7 @@ class PerExample(eqx.Module):
         left = {route.leaf for route in self.routes} - {one.leaf for one, _ in formed}
         parts = [statistic(recording, route, self.budget) for route in self.routes if route.leaf in left and route.uses]
         parts += [jnp.sum(total.reshape(-1, *total.shape[len(one.site.loops) :]), axis=0) for one, total in formed]
-        return sum_of(parts) if parts else jnp.zeros(shape, self._dtype)
+        return _tree.sum_leaves(parts) if parts else jnp.zeros(shape, self._dtype)
 
     def _visit(self, statistic: Statistic) -> tuple[Recording, list[tuple[Formed, Array]]]:
         """The recording, without those sites at which the statistic is formed in the backward pass."""

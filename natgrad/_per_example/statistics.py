@@ -20,14 +20,14 @@ def power_sum(recording: Recording, route: Route, budget: Budget, power: int) ->
     r"""$\sum_i g_i^p$ for an even power, entry by entry: an array like the parameter."""
     leaf = recording.leaves[route.leaf]
     if not route.uses:
-        return jnp.zeros(leaf.shape, wide(leaf))
+        return jnp.zeros(leaf.shape, _tree.wide(leaf))
     if not route.groups:
         return rows.power_sum(rows_of(recording, route), power, budget)
     parts = []
     for group in route.groups:
         powers = [kind.power_sum(block, power, budget) for kind, block in _blocks(recording, group)]
-        parts.append(_carried(recording, group, sum_of(powers), power))
-    return sum_of(parts)
+        parts.append(_carried(recording, group, _tree.sum_leaves(powers), power))
+    return _tree.sum_leaves(parts)
 
 
 def squared_norms(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c"]:
@@ -40,22 +40,12 @@ def gram(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n 
     return _of_blocks("gram", recording, route, budget)
 
 
-def sum_of(parts: list[Array]) -> Array:
-    """The sum of some arrays in the widest of their dtypes."""
-    first, *rest = _tree.promote(*parts)
-    return sum(rest, start=first)
-
-
-def wide(x: Any):
-    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
-
-
 def _of_blocks(statistic: str, recording: Recording, route: Route, budget: Budget) -> Array:
     """A statistic that the parts of a gradient add to, in normal form or else of gradients that are formed."""
     if not _is_unmixed(route):
         return getattr(rows, statistic)(rows_of(recording, route), budget)
     blocks = (pair for group in route.groups for pair in _blocks(recording, group))
-    return sum_of([getattr(kind, statistic)(block, budget) for kind, block in blocks])
+    return _tree.sum_leaves([getattr(kind, statistic)(block, budget) for kind, block in blocks])
 
 
 def _blocks(recording: Recording, group: Group) -> list[tuple[Any, Any]]:

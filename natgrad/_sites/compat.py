@@ -82,6 +82,14 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, core.Literal)
 
 
+def uses(jaxpr: Any, primitive: str) -> bool:
+    """Whether a program, or a program inside it, uses a primitive (`custom_lin` stands for a `jax.custom_vjp`)."""
+    inner = (getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in jax.tree.leaves(list(eqn.params.values())))
+    return any(name(eqn) == primitive for eqn in jaxpr.eqns) or any(
+        uses(part, primitive) for part in inner if hasattr(part, "eqns")
+    )
+
+
 def program(jaxpr: Any) -> Program:
     """A jaxpr with its constants, whether they are kept beside it or in it (JAX 0.12)."""
     return Program(getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ())))

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from natgrad._model import check_outputs, example_axes, num_examples
+from natgrad import _tree
+from natgrad._model import check_outputs, example_axes, num_examples, of_params
 from natgrad._sites import compat
 from natgrad._sites.plan import Inputs, Plan, Site, Visit
 from natgrad._sites.sites import Planner, Scope
@@ -112,13 +113,14 @@ def trace_example(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, s
     param_leaves, param_treedef = jax.tree.flatten(params)
     kinds = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is None]
     single = [(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
-    whole = jax.eval_shape(model, params, x) if x is not None else jax.eval_shape(lambda p: add_axis(model(p)), params)
+    without_data = of_params(model, None, subject)
+    whole = jax.eval_shape(without_data, params) if x is None else jax.eval_shape(model, params, x)
     check_outputs(whole, count, subject)
 
     def one(param_leaves, shared, data):
         params = jax.tree.unflatten(param_treedef, param_leaves)
         if x is None:
-            return add_axis(model(params))
+            return without_data(params)
         shared, data = iter(shared), iter(data)
         batch = [next(shared) if axis is None else jnp.expand_dims(next(data), axis) for axis in axes]
         return model(params, jax.tree.unflatten(treedef, batch))
@@ -144,8 +146,7 @@ def _plan(program: compat.Program, params: PyTree, shared: Sequence, axes: tuple
     plan.ends = tuple(planner.as_dependent(plan, end, Scope()) for end in ends)
     sites = tuple(plan.sites())
     names = tuple("params" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-    structs = jax.tree.map(shape_of, params)
-    return Trace(plan, sites, planner.lengths, axes, count, names, structs, whole)
+    return Trace(plan, sites, planner.lengths, axes, count, names, _tree.structure(params), whole)
 
 
 def _check_single(one: Callable, arguments: tuple, whole: PyTree, subject: str) -> None:
@@ -165,10 +166,6 @@ def _check_single(one: Callable, arguments: tuple, whole: PyTree, subject: str) 
             f"{subject}: for a batch of one example the output of the model has shape {given} instead of {expected}. "
             "Look for a `squeeze` without its `axis`, or for a hard-coded batch size."
         )
-
-
-def add_axis(z: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], z)
 
 
 def shape_of(leaf: Any, without: int | None = None) -> jax.ShapeDtypeStruct:
