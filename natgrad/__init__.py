@@ -45,15 +45,21 @@ from natgrad._manifold.rank import null_space as null_space
 from natgrad._manifold.rank import rank as rank
 
 # Metrics on the parameters
+from natgrad._blocks.report import BlockReport as BlockReport
+from natgrad._blocks.report import StructureReport as StructureReport
+from natgrad._metric.blocks import BlockInverse as BlockInverse
+from natgrad._metric.blocks import BlockMetric as BlockMetric
 from natgrad._metric.diagonal import DiagonalMetric as DiagonalMetric
 from natgrad._metric.diagonal import diagonal as diagonal
 from natgrad._metric.distance import function_distance as function_distance
+from natgrad._metric.ekfac import ekfac as ekfac
 from natgrad._metric.estimate import Estimate as Estimate
 from natgrad._metric.estimate import diagonal_estimate as diagonal_estimate
 from natgrad._metric.estimate import trace_estimate as trace_estimate
 from natgrad._metric.gram import gram as gram
 from natgrad._metric.hessian import hessian as hessian
 from natgrad._metric.identity import identity as identity
+from natgrad._metric.kfac import kfac as kfac
 from natgrad._metric.loader import accumulate as accumulate
 from natgrad._metric.moments import empirical_fisher as empirical_fisher
 from natgrad._metric.moments import gradient_covariance as gradient_covariance

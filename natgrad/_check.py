@@ -82,3 +82,15 @@ def integer_array(value: Any, subject: str) -> Array:
             "Convert one-hot rows with `jnp.argmax(x, axis=-1)`."
         )
     return jnp.asarray(value)
+
+
+def check_damping(damping: Any, subject: str) -> bool:
+    """Whether the damping is known to be zero now; a negative number is refused. A Python number is known even while
+    everything else is traced."""
+    if jnp.ndim(damping):
+        raise ValueError(f"{subject}: `damping` must be one number, but got shape {jnp.shape(damping)}.")
+    if not is_concrete(damping):
+        return False
+    if not np.asarray(damping) >= 0:
+        raise ValueError(f"{subject}: `damping` needs a number of at least 0, but got `{damping}`.")
+    return not np.asarray(damping) > 0

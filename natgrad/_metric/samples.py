@@ -79,7 +79,7 @@ def power_sum(forward: Forward, columns: Output, power: int = 2) -> PyTree:
         return forward.pull(part, is_stacked=not is_single).power_sum(power)
 
     count = jax.tree.leaves(columns)[0].shape[0]
-    return summed(sums, columns, forward.budget.chunk(count, _bytes_of_column(forward)))
+    return summed(sums, columns, forward.budget.chunk(count, bytes_of_column(forward)))
 
 
 def forward_in(
@@ -91,7 +91,7 @@ def forward_in(
     return forward
 
 
-def _bytes_of_column(forward: Forward) -> int:
+def bytes_of_column(forward: Forward) -> int:
     """What one more cotangent an example adds to memory: those of every site."""
     trace = forward.trace
     steps = lambda site: trace.num_examples * math.prod(trace.lengths[loop] for loop in site.loops)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from natgrad import _text
 from natgrad._per_example.in_backward import Formed
 from natgrad._sites.plan import Site
 from natgrad._sites.routes import Route, kind
@@ -42,12 +43,12 @@ class Explanation(NamedTuple):
     parameters: tuple[ParameterReport, ...]
 
     def __str__(self) -> str:
-        sites = [(s.primitive, s.rule, ", ".join(s.parameters), _loops(s.steps), _bytes(s.bytes)) for s in self.sites]
+        sites = [(s.primitive, s.rule, ", ".join(s.parameters), _loops(s.steps), _text.size(s.bytes)) for s in self.sites]
         parameters = [(p.name, str(p.shape), str(p.num_uses), p.statistics, p.reason) for p in self.parameters]
         return "\n\n".join(
             [
-                _table(("site", "rule", "parameters", "steps", "memory"), sites),
-                _table(("parameter", "shape", "uses", "statistics", "because"), parameters),
+                _text.table(("site", "rule", "parameters", "steps", "memory"), sites),
+                _text.table(("parameter", "shape", "uses", "statistics", "because"), parameters),
             ]
         )
 
@@ -72,7 +73,7 @@ def explain(trace: Trace, routes: Sequence[Route], formed: Sequence[Formed], num
 def _parameter(trace: Trace, route: Route, is_formed: bool) -> ParameterReport:
     if not route.uses:
         how, reason = "zero", "it is never used"
-    elif not route.groups and _acts_on_entries(route):
+    elif not route.groups and route.acts_on_entries:
         how, reason = "entry by entry", ""
     elif not route.groups:
         how, reason = "gradients formed in chunks", route.reason
@@ -84,12 +85,6 @@ def _parameter(trace: Trace, route: Route, is_formed: bool) -> ParameterReport:
         how += ", in the backward pass"
     shape = tuple(trace.param_structs[route.leaf].shape)
     return ParameterReport(trace.names[route.leaf], shape, len(route.uses), how, reason)
-
-
-def _acts_on_entries(route: Route) -> bool:
-    """Whether gradients are no larger than the activations that the parameter acts on."""
-    is_small = (use.value.aval.size <= max(aval.size for aval in use.site.avals) for use in route.uses)
-    return set(route.kinds) == {"local"} and all(is_small)
 
 
 def _numbers(trace: Trace, loops: tuple[int, ...], aval: Any) -> int:
@@ -109,16 +104,3 @@ def _names(trace: Trace, site: Site) -> tuple[str, ...]:
 
 def _loops(steps: tuple[int, ...]) -> str:
     return " × ".join(map(str, steps))
-
-
-def _bytes(count: int) -> str:
-    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} B"
-
-
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[k]) for row in (header, *rows)) for k in range(len(header))]
-    line = lambda row: "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    return "\n".join([line(header), line(tuple("-" * width for width in widths)), *map(line, rows)])

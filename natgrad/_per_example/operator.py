@@ -87,7 +87,7 @@ class PerExample(eqx.Module):
     def rows(self, examples: slice = slice(None)) -> PyTree:
         """The gradients themselves, a tree like the parameters with axes `(N,)` or `(C, N)` in front, for a slice of
         the examples. Needs the memory this library exists to save: take few examples at a time."""
-        recording = self._recording()
+        recording = self.recording()
 
         def of(route: Route) -> Array:
             leaf = self.leaves[route.leaf]
@@ -120,7 +120,7 @@ class PerExample(eqx.Module):
     def factors(self) -> dict[str, list[SiteFactors]]:
         r"""For every parameter that takes part in products, and for each of its uses, the inputs and cotangents whose
         products, summed over positions, are the gradients: what Kronecker factors are made of."""
-        recording = self._recording()
+        recording = self.recording()
         return {
             self.trace.names[route.leaf]: [
                 SiteFactors(inputs, cotangents.swapaxes(0, 1) if self.is_stacked else cotangents[:, 0])
@@ -136,7 +136,7 @@ class PerExample(eqx.Module):
         return explain(self.trace, self.routes, self.formed, self._shape[1])
 
     def _transposed(self, weights: Float[Array, "N C"]) -> PyTree:
-        recording = self._recording()
+        recording = self.recording()
         totals: dict[Any, Any] = {}
         for site in self.trace.sites:
             records, cotangents = recording.of(site)
@@ -168,11 +168,11 @@ class PerExample(eqx.Module):
     def _visit(self, statistic: Statistic) -> tuple[Recording, list[tuple[Formed, Array]]]:
         """The recording, without those sites at which the statistic is formed in the backward pass."""
         if not self.formed:
-            return self._recording(), []
+            return self.recording(), []
         first = [u[0] for u in self.output_cotangents]
         return form_all(self.trace, self.formed, self.leaves, self.x, first, statistic, self.budget)
 
-    def _recording(self) -> Recording:
+    def recording(self) -> Recording:
         free = self.trace.free_values(self.leaves)
         records = dict(zip(self.trace.recorded(), self.records, strict=True))
         return Recording(self.leaves, free, records, self.cotangents, self.trace.lengths)

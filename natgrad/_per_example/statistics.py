@@ -64,11 +64,11 @@ def _carried(recording: Recording, group: Group, powers: Float[Array, "g d o"], 
     shape = recording.free[copy.value].shape
     (placed,) = jax.linear_transpose(layout.weight, jax.ShapeDtypeStruct(shape, powers.dtype))(powers)
     if copy.is_scaled:
-        placed = placed * _scale(recording, copy).astype(placed.dtype) ** power
+        placed = placed * scale_of(recording, copy).astype(placed.dtype) ** power
     return copy.collect(placed)
 
 
-def _scale(recording: Recording, copy: CopyOf) -> Array:
+def scale_of(recording: Recording, copy: CopyOf) -> Array:
     """What each entry of a copy is multiplied by."""
     index = copy.origin.index  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -24,13 +24,14 @@ SCALED = {"mul", "div", "neg"}
 class CopyOf:
     """A free value as a copy of one parameter (or of a slice of it, inside a scan).
 
-    `is_scaled`: entries may be multiplied by something. `is_mixed`: there may be entries that are not the parameter's.
+    `is_scaled`: entries may be multiplied by something, and `is_uniform`: by one number. `is_mixed`: there may be entries that are not the parameter's.
     `is_plain`: by its equations alone, no entry is repeated."""
 
     value: Free
     origin: Free
     lengths: dict[int, int]
     is_scaled: bool
+    is_uniform: bool
     is_mixed: bool
     is_plain: bool
 
@@ -84,7 +85,7 @@ class CopyOf:
 
 def copy_of(value: Free, origin: Free, lengths: dict[int, int]) -> CopyOf | None:
     """How `value` copies `origin`; `None` if it is computed from it in some other way."""
-    is_scaled, is_mixed, is_plain, current = False, False, True, value
+    is_scaled, is_uniform, is_mixed, is_plain, current = False, True, False, True, value
     while current is not origin:
         if isinstance(current, Slice):
             current = current.whole
@@ -101,10 +102,11 @@ def copy_of(value: Free, origin: Free, lengths: dict[int, int]) -> CopyOf | None
         same_size = inner.aval.size == current.aval.size and inner.loops == current.loops
         in_place = name in compat.SAME | compat.MOVED or (same_size and name != "gather")
         is_plain &= inner.loops == current.loops and in_place
+        is_uniform &= name not in SCALED or all(_is_number(o) for j, o in enumerate(current.operands) if j != k)
         is_scaled |= name in SCALED or (name == "sub" and k == 1)
         is_mixed |= name in ("concatenate", "pad", "gather")
         current = inner
-    return CopyOf(value, origin, lengths, is_scaled, is_mixed, is_plain)
+    return CopyOf(value, origin, lengths, is_scaled, is_uniform, is_mixed, is_plain)
 
 
 def leaf_of(value: Free, leaf: int) -> Free | None:
@@ -120,6 +122,15 @@ def source(value: Result, leaves: frozenset[int]) -> int | None:
     """The one operand through which a value depends on a parameter; `None` if there are several."""
     places = [k for k, operand in enumerate(value.operands) if leaves & operand.leaves]
     return places[0] if len(places) == 1 else None
+
+
+def _is_number(value: Free) -> bool:
+    """Whether a value is one number, perhaps repeated, and the same at every step of a loop."""
+    if value.loops:
+        return False
+    if isinstance(value, Result) and compat.name(value.eqn) in compat.SAME | {"broadcast_in_dim", "reshape"}:
+        return _is_number(value.operands[0])
+    return value.aval.size == 1
 
 
 def _is_known(value: Free) -> bool:

@@ -52,6 +52,12 @@ class Route:
     reason: str = ""
     kinds: tuple[str, ...] = ()
 
+    @property
+    def acts_on_entries(self) -> bool:
+        """Whether gradients are no larger than the activations that the parameter acts on."""
+        is_small = (use.value.aval.size <= max(aval.size for aval in use.site.avals) for use in self.uses)
+        return set(self.kinds) <= {"local"} and all(is_small)
+
 
 def uses_of(sites: Sequence[Site], leaf: int) -> list[Use]:
     uses = [Use(site, operand) for site in sites for operand in site.meeting]

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import lineax as lx
-import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import is_concrete, real_array
+from natgrad._check import check_damping, real_array
 from natgrad._metric.base import AbstractMetric
 from natgrad._model import check_structure
 from natgrad._solve.result import RESULTS, Solution
@@ -56,7 +55,7 @@ def solve_system(
     check_structure(operator.in_structure(), tree, "`solve`: the covector")
     flat, _ = _tree.flatten(tree)
     _, unflatten = _tree.flatten(operator._zeros() if isinstance(operator, AbstractMetric) else tree)
-    is_undamped = check_damping(damping)
+    is_undamped = check_damping(damping, "`solve`")
     damping = real_array(damping, "`solve`: `damping`", flat.dtype)
     system = System(operator, flat, damping, unflatten, is_undamped)
     chosen, note = solver.pick(system)
@@ -74,15 +73,3 @@ def accurate(system: System, value: Float[Array, " P"]) -> RESULTS:
     half = jnp.finfo(value.dtype).eps ** 0.5
     small = jnp.linalg.norm(system.mv(value) - system.covector) <= half * jnp.linalg.norm(system.covector)
     return RESULTS.where(small, RESULTS.successful, RESULTS.inaccurate)
-
-
-def check_damping(damping: Any) -> bool:
-    """Whether the damping is known to be zero now; a negative number is refused. A Python number is known even while
-    everything else is traced."""
-    if jnp.ndim(damping):
-        raise ValueError(f"`solve`: `damping` must be one number, but got shape {jnp.shape(damping)}.")
-    if not is_concrete(damping):
-        return False
-    if not np.asarray(damping) >= 0:
-        raise ValueError(f"`solve`: `damping` needs a number of at least 0, but got `{damping}`.")
-    return not np.asarray(damping) > 0

@@ -51,7 +51,7 @@ def layout(use: Use) -> Layout | None:
         w = w.reshape(*w.shape[:own], parts.feature_groups, -1, w.shape[own + 1], *window)
         return arrange(w, range(own + 1), (*shifted(space, own + 3), own + 2), (own + 1,))
 
-    return Layout(0, inputs, cotangents, weight)
+    return Layout(0, inputs, cotangents, weight, (output[parts.output_axes[0]], *positions))
 
 
 def patches(x: Any, parts: compat.ConvolutionParts, window: tuple[int, ...], positions: tuple[int, ...]) -> Any:

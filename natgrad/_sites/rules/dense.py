@@ -29,4 +29,5 @@ def layout(use: Use) -> Layout | None:
         lambda w: arrange(
             w, (*range(own), *at_own(parts.mapped[mine])), at_own(parts.contracted[mine]), at_own(free[mine])
         ),
+        tuple(use.site.operands[other].aval.shape[axis] for axis in free[other]),
     )

@@ -10,12 +10,14 @@ class Layout(NamedTuple):
     $\sum_t a_{gtd}\,h_{gto}$ with the cotangent $h$ of $y$.
 
     Groups `g` have weights of their own; positions `t` share them. Each function takes the values of one example as
-    they stand in the program, with the axes of the loops in front, and puts their axes in this order."""
+    they stand in the program, with the axes of the loops in front, and puts their axes in this order. `places` are the
+    sizes of the axes that positions run over, after those of the loops."""
 
     input: int
     inputs: Callable[[Any], Any]
     cotangents: Callable[[Any], Any]
     weight: Callable[[Any], Any]
+    places: tuple[int, ...]
 
 
 def arrange(x: Any, *groups: Sequence[int]) -> Any:

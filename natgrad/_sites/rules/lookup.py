@@ -18,6 +18,7 @@ class LookupLayout(NamedTuple):
     indices: Callable[[Any], Any]
     cotangents: Callable[[Any], Any]
     weight: Callable[[Any], Any]
+    places: tuple[int, ...]
 
 
 def layout(use: Use) -> LookupLayout | None:
@@ -41,4 +42,5 @@ def layout(use: Use) -> LookupLayout | None:
         indices,
         lambda h: arrange(h, (*shared, *shifted(places, loops)), shifted(parts.row_axes, loops)),
         lambda w: w.reshape(1, num_rows, -1),
+        tuple(eqn.outvars[0].aval.shape[axis] for axis in places),
     )

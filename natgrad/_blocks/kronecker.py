@@ -1,0 +1,140 @@
+r"""Kronecker-factored blocks: $F \approx A \otimes G$ with the second moments of inputs and of cotangents.
+
+*Expand* takes every position for an example of its own, $A = \frac1{NT}\sum_{nt} a_{nt}a_{nt}^\top$ and
+$G = \frac1N\sum_{nt} h_{nt}h_{nt}^\top$. *Reduce* takes the average of the inputs and the sum of the cotangents of an
+example. Several uses of a weight are positions of one use. Where the weight is used in both directions, the sum of two
+Kronecker products $A_1 \otimes G_1 + G_2 \otimes A_2$ is replaced by the one that has its partial traces."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from natgrad._blocks.base import Assignment
+from natgrad._blocks.uses import Masks, View, num_positions
+from natgrad._operator import factor
+from natgrad._operator.factor import Factor
+from natgrad._operator.kronecker import KroneckerBlock
+from natgrad._per_example.chunks import Budget, summed
+from natgrad._per_example.recording import Recording
+from natgrad._sites.routes import Member
+
+
+class Moments(NamedTuple):
+    """Second moments of the uses along the weight, and of those along its transpose."""
+
+    upright: Factor
+    swapped: Factor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker(Assignment):
+    """The block of a weight, perhaps with its bias. `sides` are the sizes of the blocks within each factor."""
+
+    view: View
+    sides: tuple[int, int]
+    sharing: str
+    masks: Masks
+
+    @property
+    def structure(self):
+        return "kronecker"
+
+    def of_inputs(self, recording, budget):
+        upright = self._inputs(recording, self.view.upright, self.sides[0], budget)
+        swapped = self.view.swapped
+        return Moments(upright, self._inputs(recording, swapped, self.sides[1], budget) if swapped else None)
+
+    def of_cotangents(self, recording, budget):
+        upright = self._cotangents(recording, self.view.upright, self.sides[1], budget)
+        swapped = self.view.swapped
+        return Moments(upright, self._cotangents(recording, swapped, self.sides[0], budget) if swapped else None)
+
+    def block(self, inputs, cotangents):
+        A, G = inputs.upright, cotangents.upright
+        if inputs.swapped is None:
+            return KroneckerBlock(A, G)
+        return nearest([(A, G), (cotangents.swapped, inputs.swapped)])
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether positions are reduced. Look-ups always expand: their moment is then exactly diagonal."""
+        return self.sharing == "reduce" and not self.view.weight.group.lookups
+
+    def _inputs(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
+        view = self.view
+        lookups = [member for member in members if member in view.weight.group.lookups]
+        products = [member for member in members if member not in lookups]
+        data = view.data(recording, products, self.masks)
+
+        def moment(part) -> tuple[Array, Any]:
+            inputs = [view.inputs(member, own) for member, own in zip(products, part, strict=True)]
+            weights = [view.weights(member, own) for member, own in zip(products, part, strict=True)]
+            a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(weights, axis=1).astype(inputs[0].dtype)
+            w = w[:, None, :, None]
+            if self.is_reduced:
+                a = jnp.sum(w * a, axis=2, keepdims=True) / jnp.maximum(jnp.sum(w, axis=2, keepdims=True), 1.0)
+                return jnp.asarray(float(len(a)), a.dtype), _moment(a, side)
+            # Weights are zero or one, so they need no root.
+            return jnp.sum(w), _moment(a if all(own[2] is None for own in part) else w * a, side)
+
+        totals, parts = [], []
+        if products:
+            total, part = summed(moment, data, self._chunk(recording, products, data, budget))
+            totals.append(total)
+            parts.append(part)
+        for member in lookups:
+            (own,) = view.data(recording, [member], self.masks)
+            total, part = _counts(view, member, own, side)
+            totals.append(total)
+            parts.append(part)
+        return sum(parts[1:], start=parts[0]) / jnp.maximum(sum(totals[1:], start=totals[0]), 1.0)
+
+    def _cotangents(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
+        data = self.view.data(recording, members, self.masks)
+
+        def moment(part) -> Factor:
+            each = [self.view.cotangents(recording, member, own) for member, own in zip(members, part, strict=True)]
+            h = jnp.concatenate(each, axis=3)
+            h = jnp.sum(h, axis=3, keepdims=True) if self.is_reduced else h
+            return _moment(h.reshape(-1, *h.shape[2:]), side)
+
+        return summed(moment, data, self._chunk(recording, members, data, budget))
+
+    def _chunk(self, recording: Recording, members: Sequence[Member], data: Sequence[Any], budget: Budget) -> int:
+        """Examples at a time, so that what is expanded for them (patches under a convolution) fits the budget."""
+        groups, inputs, outputs = self.place.block
+        positions = sum(num_positions(member, own) for member, own in zip(members, data, strict=True))
+        each = groups * positions * (inputs + recording.num_cotangents * outputs)
+        return budget.chunk(recording.num_examples, 8 * each)
+
+
+def nearest(terms: Sequence[tuple[Factor, Factor]]) -> KroneckerBlock:
+    r"""One product $U \otimes D$ for a sum of products $U_i \otimes D_i$, with its partial traces:
+    $U \propto \sum_i \operatorname{tr}(D_i)\,U_i$ and $D \propto \sum_i \operatorname{tr}(U_i)\,D_i$."""
+    traces = [(factor.trace(U), factor.trace(D)) for U, D in terms]
+    total = sum(u * d for u, d in traces)
+    root = jnp.sqrt(jnp.where(total > 0, total, 1.0))
+    spread = lambda x: x[:, None, None, None]
+    U = sum(spread(d / root) * U for (U, _), (_, d) in zip(terms, traces, strict=True))
+    D = sum(spread(u / root) * D for (_, D), (u, _) in zip(terms, traces, strict=True))
+    return KroneckerBlock(U, D)
+
+
+def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:
+    groups, size = x.shape[1], x.shape[-1]
+    return factor.second_moment(x.swapaxes(0, 1).reshape(groups, -1, size), side)
+
+
+def _counts(view: View, member: Member, data: Any, side: int) -> tuple[Array, Factor]:
+    """How often each row is read: the second moment of rows of the identity."""
+    indices, weights = view.indices(member, data), view.weights(member, data)
+    num_rows = member.use.value.aval.shape[0]
+    counts = jnp.zeros(num_rows, weights.dtype).at[indices.reshape(-1)].add(weights.reshape(-1), mode="drop")
+    if view.weight.selection is not None:
+        counts = counts[view.weight.selection.inputs]
+    blocks = jax.vmap(jnp.diag)(counts.reshape(-1, side))
+    return jnp.sum(weights), blocks[None]

@@ -1,0 +1,88 @@
+"""Masks over positions, set against the positions of every use of a weight."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from natgrad._blocks.paths import option_for
+from natgrad._blocks.uses import Masks
+from natgrad._check import is_concrete
+from natgrad._sites.layers import Weight
+from natgrad._sites.routes import Member
+from natgrad._sites.trace import Trace
+
+OUTPUTS = "z"
+
+
+def check_mask(mask: Any, count: int, subject: str) -> dict[str, Array]:
+    """Masks by the beginning of the paths they are for (`z` for the outputs), zeros and ones."""
+    if mask is None:
+        return {}
+    given = dict(mask) if isinstance(mask, Mapping) else {"": mask}
+    for name, one in given.items():
+        whose = f"`mask[{name!r}]`" if name else "`mask`"
+        if not hasattr(one, "shape") or len(one.shape) < 2 or one.shape[0] != count:
+            raise ValueError(
+                f"{subject} needs {whose} to be an array with the {count} examples in front and the positions of each "
+                f"after them, but got {'shape ' + str(one.shape) if hasattr(one, 'shape') else type(one).__name__}."
+            )
+        if is_concrete(one) and not np.all((np.asarray(one) == 0) | (np.asarray(one) == 1)):
+            raise ValueError(f"{subject} needs {whose} to hold zeros and ones: a position counts or does not.")
+    return {name: jnp.asarray(one) for name, one in given.items()}
+
+
+def mask_outputs(masks: Mapping[str, Array], columns: PyTree, subject: str) -> PyTree:
+    """Cotangents of the outputs, an axis of columns in front, with zeros at the positions that do not count.
+
+    Outputs that have no such positions stay as they are."""
+    mask = masks.get(OUTPUTS, masks.get(""))
+    if mask is None:
+        return columns
+    fits = lambda leaf: leaf.shape[1 : 1 + mask.ndim] == mask.shape
+    if OUTPUTS in masks and not any(fits(leaf) for leaf in jax.tree.leaves(columns)):
+        shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(columns)]
+        raise ValueError(f"{subject}: `mask['z']` of shape {mask.shape} fits no output; their shapes are {shapes}.")
+    spread = lambda leaf: mask.reshape(1, *mask.shape, *(1,) * (leaf.ndim - 1 - mask.ndim)).astype(leaf.dtype)
+    return jax.tree.map(lambda leaf: leaf * spread(leaf) if fits(leaf) else leaf, columns)
+
+
+def masks_of(masks: Mapping[str, Array], weight: Weight, trace: Trace, subject: str) -> Masks:
+    """The mask of every use of a weight."""
+    name = trace.names[weight.leaf]
+    mask = option_for({key: mask for key, mask in masks.items() if key != OUTPUTS}, name)
+    if mask is None:
+        return {}
+    members = (*weight.group.lookups, *weight.group.members)
+    placed = {member.use.site.number: _placed(mask, _positions(member, trace), name, subject) for member in members}
+    return {number: one for number, one in placed.items() if one is not None}
+
+
+def _positions(member: Member, trace: Trace) -> tuple[int, ...]:
+    """The sizes of the axes that the positions of a use run over."""
+    loops = member.use.site.loops
+    return (*(trace.lengths[loops[axis]] for axis in member.use.loop_axes[1]), *member.layout.places)
+
+
+def _placed(mask: Array, positions: Sequence[int], name: str, subject: str) -> Array | None:
+    """The mask for positions with the given axes: these, or some that stand together, must be those of the mask."""
+    sizes = [size for size in positions if size != 1]
+    own = list(mask.shape[1:])
+    if not sizes:
+        return None
+    total = int(np.prod(sizes))
+    if total == int(np.prod(own)):
+        return mask.reshape(len(mask), total)
+    starts = [k for k in range(len(sizes) - len(own) + 1) if sizes[k : k + len(own)] == own]
+    if len(starts) != 1:
+        how = "in more than one way" if starts else "nowhere"
+        raise ValueError(
+            f"{subject}: a mask over positions {tuple(own)} fits the positions {tuple(positions)} at which `{name}` is "
+            f"used {how}. Give it a mask of its own: `mask={{{name!r}: ...}}`."
+        )
+    before, after = starts[0], len(sizes) - starts[0] - len(own)
+    shaped = mask.reshape(len(mask), *(1,) * before, *own, *(1,) * after)
+    return jnp.broadcast_to(shaped, (len(mask), *sizes)).reshape(len(mask), total)

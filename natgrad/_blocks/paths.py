@@ -1,0 +1,24 @@
+"""Options by the paths of parameters: a key is for the parameter of that name, or for all below it."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+Option = TypeVar("Option")
+
+
+def option_for(options: Mapping[str, Option], name: str) -> Option | None:
+    """The option with the longest key that fits."""
+    keys = [key for key in options if fits(key, name)]
+    return options[max(keys, key=len)] if keys else None
+
+
+def fits(key: str, name: str) -> bool:
+    return key in ("", name) or (name.startswith(key) and name[len(key)] in "[.")
+
+
+def check_paths(keys: Iterable[str], names: Iterable[str], subject: str) -> None:
+    """Refuse keys that fit no parameter."""
+    names = list(names)
+    for key in keys:
+        if not any(fits(key, name) for name in names):
+            raise ValueError(f"{subject}: there is no parameter at `{key}`. The paths are {', '.join(names)}.")

@@ -1,0 +1,106 @@
+"""What became of every parameter, in a form that people and programs can read."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from natgrad import _text
+from natgrad._blocks.base import Assignment
+from natgrad._blocks.diagonal import Zero
+from natgrad._operator.base import AbstractBlock
+from natgrad._sites.routes import Route
+from natgrad._sites.trace import Trace
+
+
+class BlockReport(NamedTuple):
+    """One parameter: the structure it got and the `reason` why that is not a better one, if it is not; how many
+    numbers its factors hold (for a bias that shares the block of a weight, they are counted there, and `shares` is the
+    weight); and whether its structure is a fallback, which `strict=True` refuses."""
+
+    path: str
+    shape: tuple[int, ...]
+    uses: int
+    structure: str
+    factors: tuple[tuple[int, ...], ...]
+    numbers: int
+    bytes: int
+    shares: str
+    reason: str
+    is_fallback: bool
+
+
+@dataclass(frozen=True)
+class StructureReport(Mapping[str, BlockReport]):
+    """The structure of every parameter, by its path. Printed, a table."""
+
+    rows: tuple[BlockReport, ...]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are stored in all."""
+        return sum(row.numbers for row in self.rows)
+
+    @property
+    def fallbacks(self) -> tuple[BlockReport, ...]:
+        return tuple(row for row in self.rows if row.is_fallback)
+
+    def __getitem__(self, path: str) -> BlockReport:
+        return next(row for row in self.rows if row.path == path)
+
+    def __iter__(self) -> Iterator[str]:
+        return (row.path for row in self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        shapes = lambda row: ", ".join(" × ".join(map(str, shape)) for shape in row.factors)
+        note = lambda row: row.reason or (f"with {row.shares}" if row.shares else "")
+        cells = [
+            (row.path, str(row.shape), str(row.uses), row.structure, shapes(row), _text.size(row.bytes), note(row))
+            for row in self.rows
+        ]
+        total = f"{self.numbers:,} numbers, {_text.size(sum(row.bytes for row in self.rows))}"
+        header = ("parameter", "shape", "uses", "structure", "factors", "memory", "note")
+        return _text.table(header, cells) + f"\n{total}"
+
+
+def make_report(
+    trace: Trace, routes: Sequence[Route], assignments: Sequence[Assignment], blocks: Sequence[AbstractBlock]
+) -> StructureReport:
+    """`blocks` may be shapes."""
+    rows = []
+    for leaf, struct in enumerate(trace.param_structs):
+        own = [(one, block) for one, block in zip(assignments, blocks, strict=True) if leaf in one.leaves]
+        main = [(one, block) for one, block in own if one.leaves[0] == leaf]
+        shares = [trace.names[one.leaves[0]] for one, _ in own if one.leaves[0] != leaf]
+        factors = tuple(_compact(shape) for _, block in main for shape in block.factor_shapes)
+        numbers = sum(math.prod(shape) for _, block in main for shape in block.factor_shapes)
+        first = block_dtype(own[0][1])
+        reasons = dict.fromkeys(one.reason for one, _ in own if one.reason)
+        rows.append(
+            BlockReport(
+                trace.names[leaf],
+                tuple(struct.shape),
+                len(routes[leaf].uses),
+                ", ".join(dict.fromkeys(one.structure for one, _ in own)),
+                factors,
+                numbers,
+                numbers * first.itemsize,
+                ", ".join(dict.fromkeys(shares)),
+                "; ".join(reasons),
+                any(one.reason and not isinstance(one, Zero) for one, _ in own),
+            )
+        )
+    return StructureReport(tuple(rows))
+
+
+def block_dtype(block: AbstractBlock):
+    return next(iter(vars(block).values())).dtype
+
+
+def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without the axes of one group and of one block."""
+    kept = [size for size in shape[:-2] if size != 1]
+    return (*kept, *shape[-2:]) if kept or len(shape) > 1 else shape

@@ -1,0 +1,99 @@
+"""The inputs and cotangents of a weight's uses, as the block of the weight sees them: its own rows and columns, with
+the one that stands for the bias, and without the positions that a mask leaves out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from natgrad import _tree
+from natgrad._per_example.recording import Recording
+from natgrad._per_example.statistics import scale_of
+from natgrad._sites.layers import Weight
+from natgrad._sites.routes import Member
+from natgrad._sites.rules.layout import Layout
+from natgrad._sites.rules.lookup import LookupLayout
+
+# Where a position counts and where not, by the number of a use's site.
+Masks = dict[int, Float[Array, "n t"]]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """How a block sees the uses of a weight.
+
+    `ones` are the uses with a bias, for which inputs get one more entry (`None`: the block has no bias). With
+    `is_bias` that entry is all they have."""
+
+    weight: Weight
+    ones: tuple[Member, ...] | None
+    is_bias: bool = False
+
+    @property
+    def upright(self) -> tuple[Member, ...]:
+        """The uses along the weight, look-ups first."""
+        if self.is_bias:
+            return self.ones or ()
+        return (*self.weight.group.lookups, *self.weight.upright)
+
+    @property
+    def swapped(self) -> tuple[Member, ...]:
+        """The uses along its transpose."""
+        return () if self.is_bias else self.weight.swapped
+
+    def data(self, recording: Recording, members: Sequence[Member], masks: Masks) -> list[Any]:
+        """What stands at the sites of some uses, examples in front."""
+        return [
+            (
+                recording.operand(member.use, member.layout.input),
+                recording.cotangents[member.use.site.number][0],
+                masks.get(member.use.site.number),
+            )
+            for member in members
+        ]
+
+    def inputs(self, member: Member, data: Any) -> Float[Array, "n g t d"]:
+        assert isinstance(member.layout, Layout)
+        a = self._select(_tree.at_least_float32(jax.vmap(member.layout.inputs)(data[0])), member.is_swapped)
+        if self.ones is None or member.is_swapped:
+            return a
+        one = jnp.full((*a.shape[:-1], 1), float(member in self.ones), a.dtype)
+        return one if self.is_bias else jnp.concatenate([a, one], axis=-1)
+
+    def cotangents(self, recording: Recording, member: Member, data: Any) -> Float[Array, "n c g t o"]:
+        h = _tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(data[1]))
+        if isinstance(member.layout, LookupLayout):
+            h = h[:, :, None]
+        h = self._select(h, not member.is_swapped)
+        if member.copy.is_scaled and not self.is_bias:
+            h = h * jnp.max(jnp.abs(scale_of(recording, member.copy))).astype(h.dtype)
+        if member.is_swapped and self.ones is not None:
+            h = jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, 1)])
+        mask = data[2]
+        return h if mask is None else h * mask[:, None, None, :, None].astype(h.dtype)
+
+    def weights(self, member: Member, data: Any) -> Float[Array, "n t"]:
+        """One for every position that counts."""
+        if data[2] is not None:
+            return data[2].astype(_tree.wide(data[1]))
+        return jnp.ones((data[1].shape[0], num_positions(member, data)), _tree.wide(data[1]))
+
+    def indices(self, member: Member, data: Any) -> Int[Array, "n t"]:
+        """The rows that a look-up reads."""
+        assert isinstance(member.layout, LookupLayout)
+        return jax.vmap(member.layout.indices)(data[0])
+
+    def _select(self, x: Array, is_output: bool) -> Array:
+        """The part of `... g t d` that belongs to the parameter."""
+        selection = self.weight.selection
+        if selection is None:
+            return x
+        own = selection.outputs if is_output else selection.inputs
+        return jnp.take(jnp.take(x, selection.groups, axis=-3), own, axis=-1)
+
+
+def num_positions(member: Member, data: Any) -> int:
+    return jax.eval_shape(jax.vmap(jax.vmap(member.layout.cotangents)), data[1]).shape[-2]

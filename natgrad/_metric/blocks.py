@@ -1,0 +1,210 @@
+"""Metrics made of blocks, and their inverses: every function of the metric is one of its blocks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from natgrad import _tree
+from natgrad._blocks.report import StructureReport, block_dtype
+from natgrad._check import check_damping, real_array
+from natgrad._metric.base import AbstractMetric
+from natgrad._model import check_structure
+from natgrad._operator import batched
+from natgrad._operator.base import AbstractBlock, Eigen
+from natgrad._operator.place import Place
+from natgrad._types import Matrix, Scalar
+from natgrad._vector import Covector, Vector, untyped
+
+
+class Blocks(eqx.Module):
+    """Symmetric operators on parts of a tree, which together cover it once."""
+
+    blocks: tuple[AbstractBlock, ...]
+    places: tuple[Place, ...] = eqx.field(static=True)
+    structure: tuple = eqx.field(static=True)
+
+    def mv(self, v: PyTree) -> PyTree:
+        return self._mapped(lambda block, part: block.mv(part), v)
+
+    def diagonal(self) -> PyTree:
+        return self._mapped(lambda block, _: block.diagonal(), self.zeros())
+
+    def as_matrix(self) -> Matrix:
+        size = _tree.size(self.struct)
+        offsets = [0]
+        for leaf in self.structure[0]:
+            offsets.append(offsets[-1] + _tree.size(leaf))
+        numbers = [
+            jnp.arange(start, start + _tree.size(leaf)).reshape(leaf.shape)
+            for start, leaf in zip(offsets, self.structure[0], strict=False)
+        ]
+        dtype = _tree.flatten(self.zeros())[0].dtype
+        matrix = jnp.zeros((size, size), dtype)
+        for block, place in zip(self.blocks, self.places, strict=True):
+            rows = place.gather(numbers, numbers[0].dtype)
+            rows = rows.reshape(len(rows), -1)
+            matrix = matrix.at[rows[:, :, None], rows[:, None, :]].set(block.as_matrix().astype(dtype))
+        return matrix
+
+    def function(self, f: Callable[[Any], Any]) -> "Blocks":
+        """The same eigenvectors with `f` of the eigenvalues, which are not negative."""
+        return self.replaced([block.function(eigen, f) for block, eigen in self._eigen()])
+
+    def eigenvalues(self) -> list[Float[Array, "g d o"]]:
+        return [block.eigenvalues(eigen) for block, eigen in self._eigen()]
+
+    def replaced(self, blocks: Sequence[AbstractBlock]) -> "Blocks":
+        return Blocks(tuple(blocks), self.places, self.structure)
+
+    @property
+    def struct(self) -> PyTree:
+        leaves, treedef = self.structure
+        return jax.tree.unflatten(treedef, leaves)
+
+    def zeros(self) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.struct)
+
+    def _eigen(self) -> list[tuple[AbstractBlock, list[Eigen]]]:
+        return [(block, part) for block, part in zip(self.blocks, by_block(self.blocks, batched.eigen), strict=True)]
+
+    def _mapped(self, function: Callable, v: PyTree) -> PyTree:
+        leaves, treedef = jax.tree.flatten(v)
+        wide = [jnp.zeros(leaf.shape, _tree.wide(leaf)) for leaf in leaves]
+        for block, place in zip(self.blocks, self.places, strict=True):
+            place.scatter(function(block, place.gather(leaves, block_dtype(block))), wide)
+        return _tree.cast_like(jax.tree.unflatten(treedef, wide), v)
+
+
+def by_block(blocks: Sequence[AbstractBlock], function: Callable) -> list[list[Any]]:
+    """`function` of the matrices of every block, called once for all of the same size."""
+    matrices = [block.matrices() for block in blocks]
+    found = iter(batched.batched(function, [matrix for own in matrices for matrix in own]))
+    return [[next(found) for _ in own] for own in matrices]
+
+
+class BlockMetric(AbstractMetric):
+    """A metric of which only blocks are kept, each in a structure that is cheap to store and to invert.
+
+    `report()` says what structure every parameter got, and why."""
+
+    operator: Blocks
+    _report: StructureReport = eqx.field(static=True)
+    num_examples: int = eqx.field(default=1, static=True)
+
+    def report(self) -> StructureReport:
+        """The structure of every parameter: a table when printed, a mapping by path for programs."""
+        return self._report
+
+    def inverse(
+        self, damping: Any = 0.0, *, factored: bool = False, previous: "BlockInverse | None" = None
+    ) -> "BlockInverse":
+        r"""The inverse $(G + \lambda I)^{-1}$ as an operator from covectors to vectors.
+
+        **Arguments:**
+
+        - `damping`: $\lambda$. Zero gives the pseudo-inverse.
+        - `factored`: whether to damp the factors of a Kronecker product instead of the product,
+          $(A + \pi\sqrt\lambda I) \otimes (G + \frac{\sqrt\lambda}\pi I)$, which needs no eigenvectors and is several
+          times faster, but is the inverse of more than $G + \lambda I$.
+        - `previous`: an inverse of the same model, whose blocks are kept where the new ones are not finite.
+
+        `BlockInverse.failures` counts the matrices for which anything had to be done."""
+        is_undamped = check_damping(damping, "`BlockMetric.inverse`")
+        damping = real_array(damping, "`BlockMetric.inverse`: `damping`")
+        if previous is not None and previous.operator.places != self.operator.places:
+            raise ValueError("`BlockMetric.inverse` got a `previous` inverse of another model, or in other blocks.")
+        return _inverse(self.operator, damping, factored and not is_undamped, previous)
+
+    def logdet(self, damping: Any = 0.0) -> Scalar:
+        r"""$\log\det(G + \lambda I)$; minus infinity for a singular metric without damping."""
+        check_damping(damping, "`BlockMetric.logdet`")
+        return _logdet(self.operator, real_array(damping, "`BlockMetric.logdet`: `damping`"))
+
+    def sqrt(self) -> "BlockMetric":
+        r"""The symmetric root $G^{1/2}$, with the same blocks."""
+        return BlockMetric(_sqrt(self.operator), self._report, self.num_examples)
+
+    def _mv(self, v):
+        return self.operator.mv(v)
+
+    def as_matrix(self):
+        return self.operator.as_matrix()
+
+    def diagonal(self):
+        return self.operator.diagonal()
+
+    @property
+    def root_size(self):
+        return self.in_size()
+
+    def root_mv(self, v):
+        return _tree.flatten(self.sqrt().operator.mv(v))[0]
+
+    def root_transpose_mv(self, u):
+        return self.sqrt().operator.mv(self._unflatten(u))
+
+    def in_structure(self):
+        return self.operator.struct
+
+
+class BlockInverse(eqx.Module):
+    """The inverse of a damped metric, block by block. `failures` counts the matrices that could not be inverted and
+    were replaced: by those of the previous inverse, if there was one, or by what their eigenvalues gave."""
+
+    operator: Blocks
+    failures: Int[Array, ""]
+
+    def mv(self, covector: PyTree) -> PyTree:
+        r"""$(G + \lambda I)^{-1}g$. A `Covector` gives a `Vector`."""
+        tree, typed = untyped(covector, Covector, "`BlockInverse.mv`")
+        check_structure(self.operator.struct, tree, "`BlockInverse.mv`")
+        product = self.operator.mv(tree)
+        return Vector(product) if typed else product
+
+    def as_matrix(self) -> Matrix:
+        return self.operator.as_matrix()
+
+
+@eqx.filter_jit
+def _inverse(operator: Blocks, damping: Scalar, factored: bool, previous: BlockInverse | None) -> BlockInverse:
+    if factored:
+        damped = operator.replaced([block.damped(damping) for block in operator.blocks])
+        found = by_block(damped.blocks, batched.inverse)
+        matrices = [[matrix for matrix, _ in own] for own in found]
+        new = operator.replaced([b.inverted(own) for b, own in zip(damped.blocks, matrices, strict=True)])
+        failed = [jnp.sum(~is_good) for own in found for _, is_good in own]
+    else:
+        new = operator.function(lambda s: reciprocal(s, damping.astype(s.dtype)))
+        failed = []
+    kept = []
+    for k, block in enumerate(new.blocks):
+        is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(block)]))
+        failed.append((~is_finite).astype(int))
+        old = block if previous is None else previous.operator.blocks[k]
+        kept.append(jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), block, old) if previous is not None else block)  # noqa: B023
+    failures = sum((count.astype(int) for count in failed), start=jnp.zeros((), int))
+    return BlockInverse(new.replaced(kept), failures + (0 if previous is None else previous.failures))
+
+
+def reciprocal(values: Array, damping: Scalar) -> Array:
+    """`1 / (values + damping)`, zero where an undamped eigenvalue cannot be told from zero."""
+    size = values[0].size
+    rounding = size * jnp.finfo(values.dtype).eps * jnp.max(values, axis=tuple(range(1, values.ndim)), keepdims=True)
+    total = values + damping
+    is_zero = (total == 0) | ((damping == 0) & (values <= rounding))
+    return jnp.where(is_zero, 0.0, 1 / jnp.where(is_zero, 1.0, total))
+
+
+@eqx.filter_jit
+def _logdet(operator: Blocks, damping: Scalar) -> Scalar:
+    logs = [jnp.sum(jnp.log(values + damping.astype(values.dtype))) for values in operator.eigenvalues()]
+    return _tree.sum_leaves(logs)
+
+
+@eqx.filter_jit
+def _sqrt(operator: Blocks) -> Blocks:
+    return operator.function(jnp.sqrt)

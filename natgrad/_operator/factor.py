@@ -1,0 +1,84 @@
+r"""One side of a Kronecker product: symmetric matrices, block-diagonal where the whole would be too large.
+
+A factor is an array `gbkl`: for every group `g`, `b` blocks of size `k` along the diagonal. One block is a dense
+factor, blocks of size one are a diagonal factor."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from natgrad._operator.base import Eigen
+
+Factor = Float[Array, "g b k k"]
+# Symmetric products of at least this size are put together from halves.
+LARGE = 512
+
+
+def second_moment(x: Float[Array, "g m d"], block: int) -> Factor:
+    r"""$\sum_m x_m x_m^\top$ in blocks of the given size."""
+    groups, count, size = x.shape
+    if block == 1:
+        return jnp.sum(x**2, axis=1)[:, :, None, None]
+    parts = x.reshape(groups, count, size // block, block).swapaxes(1, 2)
+    return _gram(parts)
+
+
+def _gram(x: Float[Array, "g b m k"]) -> Factor:
+    """The products of the columns with each other. Large ones are symmetric, and a quarter is not computed twice."""
+    size = x.shape[-1]
+    if size < LARGE:
+        return jnp.einsum("gbmk,gbml->gbkl", x, x)
+    half = size // 2
+    left, right = x[..., :half], x[..., half:]
+    across = jnp.einsum("gbmk,gbml->gbkl", left, right)
+    upper = jnp.concatenate([jnp.einsum("gbmk,gbml->gbkl", left, left), across], axis=-1)
+    lower = jnp.concatenate([across.mT, jnp.einsum("gbmk,gbml->gbkl", right, right)], axis=-1)
+    return jnp.concatenate([upper, lower], axis=-2)
+
+
+def apply(factor: Factor, x: Float[Array, "g d o"]) -> Float[Array, "g d o"]:
+    """The factor times the rows of `x`."""
+    groups, num_blocks, size, _ = factor.shape
+    if size == 1:
+        return factor[:, :, 0] * x
+    split = x.reshape(groups, num_blocks, size, -1)
+    return jnp.einsum("gbkl,gblo->gbko", factor, split).reshape(x.shape)
+
+
+def sandwich(left: Factor, v: Float[Array, "g d o"], right: Factor) -> Float[Array, "g d o"]:
+    """`left @ v @ right.T`."""
+    return apply(right, apply(left, v).mT).mT
+
+
+def rotated(factor: Factor, x: Float[Array, "*n g t d"]) -> Float[Array, "*n g t d"]:
+    """The coordinates of vectors `x` in the columns of the factor."""
+    _, num_blocks, size, _ = factor.shape
+    if size == 1:
+        return x * factor[:, None, :, 0, 0]
+    split = x.reshape(*x.shape[:-1], num_blocks, size)
+    return jnp.einsum("gbkl,...gtbk->...gtbl", factor, split).reshape(x.shape)
+
+
+def as_matrix(factor: Factor) -> Float[Array, "g d d"]:
+    return jax.vmap(lambda blocks: jax.scipy.linalg.block_diag(*blocks))(factor)
+
+
+def diagonal(factor: Factor) -> Float[Array, "g d"]:
+    return jnp.diagonal(factor, axis1=-2, axis2=-1).reshape(factor.shape[0], -1)
+
+
+def trace(factor: Factor) -> Float[Array, " g"]:
+    return jnp.sum(diagonal(factor), axis=-1)
+
+
+def dim(factor: Factor) -> int:
+    return factor.shape[1] * factor.shape[2]
+
+
+def values(eigen: Eigen) -> Float[Array, "g d"]:
+    """The eigenvalues of a factor, in the order of its blocks."""
+    return eigen.values.reshape(eigen.values.shape[0], -1)
+
+
+def add_identity(factor: Factor, scale: Float[Array, " g"]) -> Factor:
+    return factor + scale[:, None, None, None] * jnp.eye(factor.shape[-1], dtype=factor.dtype)

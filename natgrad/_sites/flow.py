@@ -1,0 +1,92 @@
+"""Which results of sites reach a value unchanged: through reshapes, transpositions, casts and sums."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from natgrad._sites import compat
+from natgrad._sites.control_flow import Remat
+from natgrad._sites.plan import Bind, Meet, Plan, Site, Step
+from natgrad._sites.values import Dependent
+
+REARRANGED = {"reshape", "transpose", "squeeze", "expand_dims"}
+SUMS = {"add", "add_any"}
+ELEMENTWISE = {"mul", "div"}
+
+
+class Source(NamedTuple):
+    """A site whose result reaches a value, and the equations that rearrange it on the way."""
+
+    site: Site
+    rearranged: tuple[compat.Equation, ...]
+
+    def carried_back(self, x: np.ndarray) -> np.ndarray:
+        """An array like the value (its loops in front) as one like the result of the site."""
+        shape = self.site.avals[0].shape
+        lead = x.shape[: len(self.site.loops)]
+        with jax.ensure_compile_time_eval():
+            places = jnp.arange(int(np.prod(shape, dtype=int))).reshape(shape)
+            for eqn in self.rearranged:
+                (places,) = compat.evaluate(eqn, [places])
+        back = np.empty((*lead, np.size(places)), x.dtype)
+        back[..., np.asarray(places).reshape(-1)] = x.reshape(*lead, -1)
+        return back.reshape(*lead, *shape)
+
+
+class Flow:
+    """Where the values of a plan come from and how often they are used, inner plans included."""
+
+    def __init__(self, plan: Plan):
+        self._producers: dict[Dependent, tuple[Step, int]] = {}
+        self._num_uses: Counter[Any] = Counter()
+        self._read(plan)
+
+    def _read(self, plan: Plan) -> None:
+        for step in plan.steps:
+            self._num_uses.update(step.operands)
+            self._producers.update({output: (step, k) for k, output in enumerate(step.outputs)})
+            for inner in step.inner():
+                self._read(inner)
+        self._num_uses.update(plan.ends)
+
+    def sources(self, value: Any, *, is_scaled: bool = False) -> list[Source]:
+        """The sites whose results reach `value`, in the order of the program. Whatever is added on the way, the
+        cotangents of their results are those of the value, since they reach nothing else.
+
+        With `is_scaled`, sites are also found behind products with other values, entry by entry, and their results
+        may be used elsewhere, so that nothing is said of cotangents."""
+        return sorted(self._back(value, (), is_scaled), key=lambda source: source.site.number)
+
+    def _back(self, value: Any, eqns: tuple, is_scaled: bool) -> Iterator[Source]:
+        if value not in self._producers or (self._num_uses[value] != 1 and not is_scaled):
+            return
+        step, position = self._producers[value]
+        if isinstance(step, Meet):
+            if len(step.outputs) == 1:
+                yield Source(step.site, eqns)
+            if step.site.primitive not in compat.SHIFTED:
+                return
+        elif not isinstance(step, Bind):
+            if isinstance(step, Remat):
+                yield from self._back(step.plan.ends[position], eqns, is_scaled)
+            return
+        for operand, rearranged in _unchanged(step, is_scaled):
+            yield from self._back(operand, (*rearranged, *eqns), is_scaled)
+
+
+def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence]]:
+    """The operands of an equation whose entries are, or are added to, those of its result."""
+    eqn = step.eqn if isinstance(step, Bind) else step.site.eqn
+    name, shape = compat.name(eqn), step.outputs[0].aval.shape
+    operands = [(k, value) for k, value in enumerate(step.operands) if isinstance(value, Dependent)]
+    if name in compat.SAME:
+        yield from ((value, ()) for _, value in operands)
+    elif name in REARRANGED:
+        yield from ((value, (eqn,)) for _, value in operands)
+    elif name in SUMS or (name in ELEMENTWISE and is_scaled) or name == "sub":
+        same = [(k, value) for k, value in operands if value.aval.shape == shape]
+        yield from ((value, ()) for k, value in same if name != "sub" or k == 0)
