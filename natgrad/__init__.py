@@ -2,6 +2,10 @@
 
 from importlib.metadata import version
 
+# Metrics on the parameters
+from natgrad._blocks.report import BlockReport as BlockReport
+from natgrad._blocks.report import StructureReport as StructureReport
+
 # Exponential families
 from natgrad._family.bernoulli import Bernoulli as Bernoulli
 from natgrad._family.beta import Beta as Beta
@@ -43,10 +47,6 @@ from natgrad._manifold.musical import pushforward as pushforward
 from natgrad._manifold.musical import sharp as sharp
 from natgrad._manifold.rank import null_space as null_space
 from natgrad._manifold.rank import rank as rank
-
-# Metrics on the parameters
-from natgrad._blocks.report import BlockReport as BlockReport
-from natgrad._blocks.report import StructureReport as StructureReport
 from natgrad._metric.blocks import BlockInverse as BlockInverse
 from natgrad._metric.blocks import BlockMetric as BlockMetric
 from natgrad._metric.diagonal import DiagonalMetric as DiagonalMetric

@@ -14,13 +14,14 @@ PACKAGE = ROOT / "natgrad"
 
 # Each part may import the parts of the lines above its own. Parts on one line never see each other.
 LAYERS = [
-    ["_types", "_progress"],
+    ["_types", "_progress", "_text"],
     ["_tree"],
     ["_check", "_vector"],
     ["_linalg", "_model"],
     ["_family", "_operator", "_sites"],
     ["_geometry"],
     ["_per_example"],
+    ["_blocks"],
     ["_metric"],
     ["_solve"],
     ["_manifold", "_proximal"],
@@ -35,19 +36,26 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 # Inside a folder, modules import `base` and these helpers, ...
 HELPERS = {
+    "_blocks": {"paths", "uses"},
     "_family": {"conjugate", "counts", "special", "symmetric"},
     "_geometry": {"autodiff"},
     "_metric": {"linearise", "output", "samples"},
+    "_operator": {"factor"},
     "_per_example": {"chunks", "recording"},
     "_sites": {"compat", "plan", "rules.layout", "uses", "values"},
     "_solve": {"result"},
 }
 # ... and an assembly imports its parts, written as {"folder.assembly": {"part", ...}}.
 ASSEMBLIES = {
+    "_blocks.choose": {"dense", "diagonal", "kronecker", "masks"},
+    "_blocks.eigen": {"kronecker"},
+    "_blocks.report": {"diagonal"},
     "_family.beta": {"dirichlet"},
     "_family.gaussian": {"gaussian_precision"},
+    "_metric.ekfac": {"blocks", "kfac"},
     "_metric.gram": {"diagonal"},
-    "_metric.loader": {"diagonal", "pullback"},
+    "_metric.kfac": {"blocks", "diagonal"},
+    "_metric.loader": {"blocks", "diagonal", "pullback", "running"},
     "_metric.moments": {"pullback"},
     "_per_example.blocks": {"factored", "lookups", "rows"},
     "_per_example.explain": {"in_backward"},
@@ -55,11 +63,15 @@ ASSEMBLIES = {
     "_per_example.lookups": {"factored"},
     "_per_example.operator": {"blocks", "explain", "in_backward", "statistics"},
     "_per_example.statistics": {"blocks", "factored", "lookups", "rows"},
+    "_operator.kronecker": {"eigen"},
     "_sites.control_flow": {"free_scan"},
+    "_sites.flow": {"control_flow"},
+    "_sites.layers": {"copies", "flow", "low_rank", "routes", "trace"},
+    "_sites.low_rank": {"copies", "routes"},
     "_sites.routes": {"copies", "rules.convolution", "rules.dense", "rules.lookup"},
     "_sites.sites": {"control_flow"},
     "_sites.trace": {"sites"},
-    "_solve.auto": {"cg", "cholesky", "elementwise", "pseudo_inverse", "sample_space"},
+    "_solve.auto": {"blockwise", "cg", "cholesky", "elementwise", "pseudo_inverse", "sample_space"},
     "_solve.solve": {"auto"},
     "_manifold.invariance": {"chart"},
 }

@@ -46,9 +46,7 @@ def check_rules(rules: Rules, subject: str) -> None:
             raise ValueError(f"{subject} needs `{name}` to be one of {choices}, but got {getattr(rules, name)!r}.")
     for path, structure in rules.structures.items():
         if structure not in STRUCTURES:
-            raise ValueError(
-                f"{subject} needs a structure among {STRUCTURES} for `{path}`, but got {structure!r}."
-            )
+            raise ValueError(f"{subject} needs a structure among {STRUCTURES} for `{path}`, but got {structure!r}.")
     for name in ("max_factor", "max_dense"):
         if getattr(rules, name) < 1:
             raise ValueError(f"{subject} needs `{name}` of at least 1, but got {getattr(rules, name)}.")

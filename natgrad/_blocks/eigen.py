@@ -49,7 +49,7 @@ class Corrected(Assignment):
                 a = jax.nn.one_hot(view.indices(member, own), member.use.value.aval.shape[0], dtype=h.dtype)[:, None]
                 a = a if view.weight.selection is None else a[..., view.weight.selection.inputs]
             else:
-                a = view.inputs(member, own)
+                a = view.inputs(recording, member, own)
             if is_unfolded:
                 a = jnp.repeat(a, h.shape[1], axis=0)
                 h = h.reshape(-1, 1, *h.shape[2:])

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from natgrad import _tree
 from natgrad._blocks.base import Assignment
 from natgrad._blocks.uses import Masks, View, num_positions
 from natgrad._operator import factor
@@ -71,7 +72,7 @@ class Kronecker(Assignment):
         data = view.data(recording, products, self.masks)
 
         def moment(part) -> tuple[Array, Any]:
-            inputs = [view.inputs(member, own) for member, own in zip(products, part, strict=True)]
+            inputs = [view.inputs(recording, member, own) for member, own in zip(products, part, strict=True)]
             weights = [view.weights(member, own) for member, own in zip(products, part, strict=True)]
             a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(weights, axis=1).astype(inputs[0].dtype)
             w = w[:, None, :, None]
@@ -91,7 +92,7 @@ class Kronecker(Assignment):
             total, part = _counts(view, member, own, side)
             totals.append(total)
             parts.append(part)
-        return sum(parts[1:], start=parts[0]) / jnp.maximum(sum(totals[1:], start=totals[0]), 1.0)
+        return _tree.sum_leaves(parts) / jnp.maximum(_tree.sum_leaves(totals), 1.0)
 
     def _cotangents(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
         data = self.view.data(recording, members, self.masks)
@@ -116,12 +117,12 @@ def nearest(terms: Sequence[tuple[Factor, Factor]]) -> KroneckerBlock:
     r"""One product $U \otimes D$ for a sum of products $U_i \otimes D_i$, with its partial traces:
     $U \propto \sum_i \operatorname{tr}(D_i)\,U_i$ and $D \propto \sum_i \operatorname{tr}(U_i)\,D_i$."""
     traces = [(factor.trace(U), factor.trace(D)) for U, D in terms]
-    total = sum(u * d for u, d in traces)
+    total = _tree.sum_leaves([u * d for u, d in traces])
     root = jnp.sqrt(jnp.where(total > 0, total, 1.0))
     spread = lambda x: x[:, None, None, None]
-    U = sum(spread(d / root) * U for (U, _), (_, d) in zip(terms, traces, strict=True))
-    D = sum(spread(u / root) * D for (_, D), (u, _) in zip(terms, traces, strict=True))
-    return KroneckerBlock(U, D)
+    U = [spread(d / root) * U for (U, _), (_, d) in zip(terms, traces, strict=True)]
+    D = [spread(u / root) * D for (_, D), (u, _) in zip(terms, traces, strict=True)]
+    return KroneckerBlock(_tree.sum_leaves(U), _tree.sum_leaves(D))
 
 
 def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:

@@ -12,10 +12,12 @@ from jaxtyping import Array, Float, Int
 from natgrad import _tree
 from natgrad._per_example.recording import Recording
 from natgrad._per_example.statistics import scale_of
+from natgrad._sites.copies import CopyOf
 from natgrad._sites.layers import Weight
 from natgrad._sites.routes import Member
 from natgrad._sites.rules.layout import Layout
 from natgrad._sites.rules.lookup import LookupLayout
+from natgrad._sites.values import evaluate
 
 # Where a position counts and where not, by the number of a use's site.
 Masks = dict[int, Float[Array, "n t"]]
@@ -55,9 +57,11 @@ class View:
             for member in members
         ]
 
-    def inputs(self, member: Member, data: Any) -> Float[Array, "n g t d"]:
+    def inputs(self, recording: Recording, member: Member, data: Any) -> Float[Array, "n g t d"]:
         assert isinstance(member.layout, Layout)
         a = self._select(_tree.at_least_float32(jax.vmap(member.layout.inputs)(data[0])), member.is_swapped)
+        if member.through is not None and not member.through.is_output:
+            a = jnp.einsum("ngtd,gkd->ngtk", a, self._other(recording, member, a))
         if self.ones is None or member.is_swapped:
             return a
         one = jnp.full((*a.shape[:-1], 1), float(member in self.ones), a.dtype)
@@ -68,8 +72,11 @@ class View:
         if isinstance(member.layout, LookupLayout):
             h = h[:, :, None]
         h = self._select(h, not member.is_swapped)
-        if member.copy.is_scaled and not self.is_bias:
-            h = h * jnp.max(jnp.abs(scale_of(recording, member.copy))).astype(h.dtype)
+        if member.through is not None and member.through.is_output and not self.is_bias:
+            h = jnp.einsum("ncgto,gko->ncgtk", h, self._other(recording, member, h))
+        for copy in () if self.is_bias else _copies(member):
+            if copy.is_scaled:
+                h = h * jnp.max(jnp.abs(scale_of(recording, copy))).astype(h.dtype)
         if member.is_swapped and self.ones is not None:
             h = jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, 1)])
         mask = data[2]
@@ -86,6 +93,11 @@ class View:
         assert isinstance(member.layout, LookupLayout)
         return jax.vmap(member.layout.indices)(data[0])
 
+    def _other(self, recording: Recording, member: Member, like: Array) -> Array:
+        """The other factor of a weight that is a product."""
+        (value,) = evaluate([member.through.factor], recording.leaves)
+        return member.through.matrix(value).astype(like.dtype)
+
     def _select(self, x: Array, is_output: bool) -> Array:
         """The part of `... g t d` that belongs to the parameter."""
         selection = self.weight.selection
@@ -97,3 +109,7 @@ class View:
 
 def num_positions(member: Member, data: Any) -> int:
     return jax.eval_shape(jax.vmap(jax.vmap(member.layout.cotangents)), data[1]).shape[-2]
+
+
+def _copies(member: Member) -> list[CopyOf]:
+    return [member.copy] if member.through is None else [member.copy, member.through.own]

@@ -93,7 +93,8 @@ class BlockMetric(AbstractMetric):
 
     operator: Blocks
     _report: StructureReport = eqx.field(static=True)
-    num_examples: int = eqx.field(default=1, static=True)
+    # How many examples it is an average of; of an average of metrics, the average number.
+    num_examples: Float[Array, ""]
 
     def report(self) -> StructureReport:
         """The structure of every parameter: a table when printed, a mapping by path for programs."""
@@ -180,14 +181,15 @@ def _inverse(operator: Blocks, damping: Scalar, factored: bool, previous: BlockI
     else:
         new = operator.function(lambda s: reciprocal(s, damping.astype(s.dtype)))
         failed = []
-    kept = []
-    for k, block in enumerate(new.blocks):
-        is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(block)]))
-        failed.append((~is_finite).astype(int))
-        old = block if previous is None else previous.operator.blocks[k]
-        kept.append(jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), block, old) if previous is not None else block)  # noqa: B023
-    failures = sum((count.astype(int) for count in failed), start=jnp.zeros((), int))
-    return BlockInverse(new.replaced(kept), failures + (0 if previous is None else previous.failures))
+    is_finite = [jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(b)])) for b in new.blocks]
+    failures = jnp.sum(jnp.stack([*failed, *(~good for good in is_finite)]), dtype=int)
+    if previous is None:
+        return BlockInverse(new, failures)
+    kept = [
+        jax.tree.map(lambda a, b: jnp.where(good, a, b), block, old)  # noqa: B023
+        for good, block, old in zip(is_finite, new.blocks, previous.operator.blocks, strict=True)
+    ]
+    return BlockInverse(new.replaced(kept), failures + previous.failures)
 
 
 def reciprocal(values: Array, damping: Scalar) -> Array:

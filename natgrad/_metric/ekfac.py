@@ -83,8 +83,6 @@ def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
     """The eigenvectors of the two factors of every block."""
     eigen = by_block(blocks, batched.eigen)
     return [
-        (block.input_basis, block.output_basis)
-        if isinstance(block, EigenBlock)
-        else (own[0].vectors, own[1].vectors)
+        (block.input_basis, block.output_basis) if isinstance(block, EigenBlock) else (own[0].vectors, own[1].vectors)
         for block, own in zip(blocks, eigen, strict=True)
     ]

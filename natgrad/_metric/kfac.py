@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
@@ -48,9 +49,9 @@ def kfac(
     $A \otimes G$ for every weight and its bias (K-FAC): $A$ is the second moment of the weight's inputs, $G$ that of
     the cotangents of its outputs.
 
-    Weights are found by what the program does with them, whatever library wrote it, and every use is counted. Parameters
-    that scale and shift units get a block of two for every unit, other small ones a dense block, both exact. The rest is
-    diagonal, and `report()` says so and why.
+    Weights are found by what the program does with them, whatever library wrote it, and every use is counted.
+    Parameters that scale and shift units get a block of two for every unit, other small ones a dense block, both exact.
+    The rest is diagonal, and `report()` says so and why.
 
     **Arguments:**
 
@@ -145,7 +146,7 @@ class Batch(NamedTuple):
         leaves, treedef = jax.tree.flatten(trace.params)
         operator = Blocks(tuple(blocks), tuple(one.place for one in assignments), (tuple(leaves), treedef))
         report = make_report(trace, self.forward.routes, assignments, blocks)
-        return BlockMetric(operator, report, trace.num_examples)
+        return BlockMetric(operator, report, jnp.asarray(float(trace.num_examples)))
 
 
 def prepared(model, geometry, params, x, request: Request, masks) -> Batch:

@@ -12,8 +12,10 @@ from jaxtyping import PyTree
 from natgrad import _tree
 from natgrad._check import is_concrete
 from natgrad._metric.base import AbstractMetric, add
+from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.diagonal import DiagonalMetric
 from natgrad._metric.pullback import PullbackMetric
+from natgrad._metric.running import refuse_bases
 from natgrad._progress import track
 from natgrad._types import Key
 
@@ -83,14 +85,14 @@ class _Source:
 
 def accumulate(
     build: Callable[[Any], Any], batches: Iterable[Any], *, progress: bool = True
-) -> LoaderMetric | DiagonalMetric:
+) -> LoaderMetric | DiagonalMetric | BlockMetric:
     """The metric of all the data in `batches`, where `build(batch)` gives that of one batch, for instance
     `lambda x: pullback(model, geometry, params, x)`.
 
     For a diagonal, `lambda batch: diagonal(model, geometry, params, batch[0], key=batch[1])`, that is one pass, and
-    the answer is a diagonal metric with its standard errors added up. Otherwise
-    `batches` is gone through once a product, so it must be iterable again and again (a list, or a data loader; not a
-    generator). Batches of equal size are compiled once."""
+    the answer is a diagonal metric with its standard errors added up. For `kfac` it is one pass too, and the factors
+    are averaged. Otherwise `batches` is gone through once a product, so it must be iterable again and again (a list, or
+    a data loader; not a generator). Batches of equal size are compiled once."""
     if iter(batches) is batches:
         raise TypeError(
             "`accumulate` goes through the batches once for every product, but got an iterator, which is empty after "
@@ -100,6 +102,8 @@ def accumulate(
     if first is None:
         raise ValueError("`accumulate` got no batches.")
     metric = eqx.filter_eval_shape(build, first)
+    if isinstance(metric, BlockMetric):
+        return _average_blocks(eqx.filter_jit(build), track(batches, "blocks over batches", show=progress))
     if isinstance(metric, DiagonalMetric):
         return _average_diagonal(eqx.filter_jit(build), track(batches, "diagonal over batches", show=progress))
     if not isinstance(metric, PullbackMetric):
@@ -130,3 +134,14 @@ def _average_diagonal(build: Callable[[Any], DiagonalMetric], batches: Iterable[
         count += part.num_examples
     error = None if variance is None else jax.tree.map(lambda v: jnp.sqrt(v) / count, variance)
     return DiagonalMetric(_tree.scale(1 / count, total), error, count)
+
+
+def _average_blocks(build: Callable[[Any], BlockMetric], batches: Iterable[Any]) -> BlockMetric:
+    """The average of every factor, weighted by examples."""
+    parts = ((metric := build(batch), _tree.scale(metric.num_examples, metric.operator)) for batch in batches)
+    first, total = next(parts)
+    refuse_bases(first)
+    count = first.num_examples
+    for metric, weighed in parts:
+        total, count = add(total, weighed), count + metric.num_examples
+    return BlockMetric(_tree.scale(1 / count, total), first.report(), count)

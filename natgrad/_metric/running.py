@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
 from natgrad._check import is_concrete, real_array
+from natgrad._operator.eigen import EigenBlock
 
 
 class RunningState(NamedTuple):
@@ -35,6 +36,7 @@ class RunningAverage(eqx.Module):
 
     def init(self, like: PyTree) -> RunningState:
         """An average of nothing yet, of trees like this one (or its shapes), in single precision at least."""
+        refuse_bases(like)
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _tree.wide(leaf)), _arrays(like))
         return RunningState(total, jnp.zeros(()))
 
@@ -45,6 +47,7 @@ class RunningAverage(eqx.Module):
                 f"`RunningAverage.update` needs trees like that of `init`, {structures[0]}, but got {structures[1]}. "
                 "Of a metric over batches of different sizes, average its arrays, such as `.entries`."
             )
+        refuse_bases(estimate)
         decayed = lambda total, new: jnp.asarray(self.decay, total.dtype) * total + new.astype(total.dtype)
         total = jax.tree.map(decayed, state.total, _arrays(estimate))
         return RunningState(total, jnp.asarray(self.decay, state.weight.dtype) * state.weight + 1)
@@ -58,3 +61,13 @@ class RunningAverage(eqx.Module):
 
 def _arrays(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf), tree)
+
+
+def refuse_bases(tree: PyTree) -> None:
+    """Bases of eigenvectors cannot be averaged."""
+    is_eigen = lambda node: isinstance(node, EigenBlock)
+    if any(map(is_eigen, jax.tree.leaves(tree, is_leaf=is_eigen))):
+        raise TypeError(
+            "`RunningAverage` cannot average metrics in eigenvectors of their own, which change from batch to batch. "
+            "Average those of `kfac`, and give the result to `ekfac(..., basis=...)`."
+        )

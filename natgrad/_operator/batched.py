@@ -16,16 +16,27 @@ def batched(function: Callable[[Array], Any], stacks: Sequence[Float[Array, "...
     for index, stack in enumerate(stacks):
         by_kind.setdefault((stack.shape[-1], stack.dtype), []).append(index)
     results: list[Any] = [None] * len(stacks)
+    joined = None
     for (size, _), indices in by_kind.items():
         flat = [stacks[index].reshape(-1, size, size) for index in indices]
-        joined = function(jnp.concatenate(flat) if len(flat) > 1 else flat[0])
+        joined = function(_after(joined, jnp.concatenate(flat) if len(flat) > 1 else flat[0]))
         start = 0
         for index, part in zip(indices, flat, strict=True):
-            lead = stacks[index].shape[:-2]
-            cut = lambda x, start=start, stop=start + len(part), lead=lead: x[start:stop].reshape(*lead, *x.shape[1:])
-            results[index] = jax.tree.map(cut, joined)
+            own, lead = slice(start, start + len(part)), stacks[index].shape[:-2]
+            results[index] = jax.tree.map(lambda x: x[own].reshape(*lead, *x.shape[1:]), joined)  # noqa: B023
             start += len(part)
     return results
+
+
+def _after(previous: Any, matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
+    """The same matrices, for a call that waits for the results of another.
+
+    Calls of LAPACK in one program run at the same time on CPUs (JAX 0.10), and those for Cholesky factors have then
+    been seen to wait for each other forever. No number is above infinity, but compilers do not know."""
+    if previous is None:
+        return matrices
+    first = jax.tree.leaves(previous)[0].reshape(-1)[0]
+    return matrices + (first > jnp.inf).astype(matrices.dtype)
 
 
 def symmetric(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
@@ -41,31 +52,25 @@ def eigen(matrices: Float[Array, "m k k"]) -> Eigen:
 
 
 def inverse(matrices: Float[Array, "m k k"]) -> tuple[Float[Array, "m k k"], Bool[Array, " m"]]:
-    """Inverses of positive definite matrices, and whether each was found.
+    """Inverses of positive definite matrices by their Cholesky factors, and whether each was found.
 
-    By Cholesky factors; where one of them does not exist, because a matrix is definite only beyond rounding, by
-    eigenvalues, of which those that are too small to be told from zero are taken to be the smallest that can."""
+    A matrix that is definite only beyond rounding has none. It is taken once more with as much on its diagonal as can
+    be told from zero."""
     if matrices.shape[-1] == 1:
         return 1 / matrices, jnp.isfinite(1 / matrices[:, 0, 0])
     matrices = symmetric(matrices)
     found = _by_cholesky(matrices)
     is_good = jnp.all(jnp.isfinite(found), axis=(1, 2))
-    found = jax.lax.cond(
-        jnp.all(is_good),
-        lambda: found,
-        lambda: jnp.where(is_good[:, None, None], found, _by_eigenvalues(matrices)),
-    )
-    return found, is_good
+    again = lambda: jnp.where(is_good[:, None, None], found, _by_cholesky(_lifted(matrices)))
+    return jax.lax.cond(jnp.all(is_good), lambda: found, again), is_good
 
 
-def _by_cholesky(matrices: Array) -> Array:
-    identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
-    root = jnp.linalg.cholesky(matrices, symmetrize_input=False)
-    half = jax.lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
-    return half.mT @ half
+def _by_cholesky(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
+    identity = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+    return jax.vmap(lambda root: jax.scipy.linalg.cho_solve((root, True), identity))(jnp.linalg.cholesky(matrices))
 
 
-def _by_eigenvalues(matrices: Array) -> Array:
-    values, vectors = jnp.linalg.eigh(matrices, symmetrize_input=False)
-    rounding = jnp.finfo(matrices.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
-    return (vectors / jnp.maximum(values, rounding)[:, None, :]) @ vectors.mT
+def _lifted(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
+    norms = jnp.linalg.norm(matrices, axis=(1, 2), keepdims=True)
+    rounding = 16 * jnp.finfo(matrices.dtype).eps * norms
+    return matrices + rounding * jnp.eye(matrices.shape[-1], dtype=matrices.dtype)

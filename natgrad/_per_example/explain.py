@@ -43,7 +43,9 @@ class Explanation(NamedTuple):
     parameters: tuple[ParameterReport, ...]
 
     def __str__(self) -> str:
-        sites = [(s.primitive, s.rule, ", ".join(s.parameters), _loops(s.steps), _text.size(s.bytes)) for s in self.sites]
+        sites = [
+            (s.primitive, s.rule, ", ".join(s.parameters), _loops(s.steps), _text.size(s.bytes)) for s in self.sites
+        ]
         parameters = [(p.name, str(p.shape), str(p.num_uses), p.statistics, p.reason) for p in self.parameters]
         return "\n\n".join(
             [

@@ -70,15 +70,9 @@ def _carried(recording: Recording, group: Group, powers: Float[Array, "g d o"], 
 
 def scale_of(recording: Recording, copy: CopyOf) -> Array:
     """What each entry of a copy is multiplied by."""
-    index = copy.origin.index  # pyright: ignore[reportAttributeAccessIssue]
-
-    def value(leaf):
-        leaves = list(recording.leaves)
-        leaves[index] = leaf
-        return evaluate([copy.value], leaves)[0]
-
-    leaf = recording.leaves[index]
-    return jax.jvp(value, (leaf,), (jnp.ones_like(leaf),))[1]
+    (at,) = evaluate([copy.origin], recording.leaves)
+    value = lambda x: evaluate([copy.value], recording.leaves, {copy.origin: x})[0]
+    return jax.jvp(value, (at,), (jnp.ones_like(at),))[1]
 
 
 def _is_unmixed(route: Route) -> bool:

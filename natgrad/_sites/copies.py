@@ -24,7 +24,8 @@ SCALED = {"mul", "div", "neg"}
 class CopyOf:
     """A free value as a copy of one parameter (or of a slice of it, inside a scan).
 
-    `is_scaled`: entries may be multiplied by something, and `is_uniform`: by one number. `is_mixed`: there may be entries that are not the parameter's.
+    `is_scaled`: entries may be multiplied by something, and `is_uniform`: all by one number. `is_mixed`: there may be
+    entries that are not the parameter's.
     `is_plain`: by its equations alone, no entry is repeated."""
 
     value: Free

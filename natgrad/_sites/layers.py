@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from natgrad._sites import low_rank
 from natgrad._sites.copies import copy_of, leaf_of
 from natgrad._sites.flow import SUMS, Flow, Source
 from natgrad._sites.routes import Group, Member, Route
@@ -56,6 +57,11 @@ class Weight:
     def swapped(self) -> tuple[Member, ...]:
         return tuple(member for member in self.group.members if member.is_swapped)
 
+    @property
+    def is_factor(self) -> bool:
+        """Whether it is one factor of a weight that is a product."""
+        return any(member.through is not None for member in self.group.members)
+
 
 @dataclass(frozen=True, eq=False)
 class Units:
@@ -84,14 +90,15 @@ def find_layers(trace: Trace, routes: Sequence[Route]) -> list[Layer]:
     weights: list[Weight] = []
     reasons: dict[int, str] = {}
     for route in routes:
-        found = _weights(route)
+        found = _weights(route, trace.lengths)
         if isinstance(found, str):
             reasons[route.leaf] = found
         else:
             weights += found
     others = [route for route in routes if not any(route.leaf == weight.leaf for weight in weights)]
     for route in others:
-        for k, weight in enumerate(weights):
+        # A bias goes with a weight, or else with the factor that stands next to the outputs.
+        for k, weight in sorted(enumerate(weights), key=lambda pair: pair[1].is_factor):
             shift = _shift(trace, flow, route, weight)
             if shift is not None:
                 weights[k] = replace(weight, biases=(*weight.biases, shift))
@@ -104,9 +111,12 @@ def find_layers(trace: Trace, routes: Sequence[Route]) -> list[Layer]:
     return [*weights, *units, *rest]
 
 
-def _weights(route: Route) -> list[Weight] | str:
+def _weights(route: Route, lengths: dict[int, int]) -> list[Weight] | str:
     """The matrices in a parameter, or why it has none (an empty reason: nothing of the kind is to be expected)."""
     if not route.groups:
+        product = low_rank.group_of(route.uses, route.leaf, lengths)
+        if product is not None:
+            return [Weight(route.leaf, *product, None)]
         return "" if route.acts_on_entries else route.reason
     found = []
     for group in route.groups:
@@ -138,6 +148,8 @@ def _selection(entries: Numbers) -> Selection | None:
 def _shift(trace: Trace, flow: Flow, route: Route, weight: Weight) -> Shift | None:
     """The parameter as one that is added to results of a weight, if that is all it does."""
     if not route.uses or weight.group.lookups or weight.selection is not None:
+        return None
+    if any(member.through is not None and member.through.is_output for member in weight.group.members):
         return None
     members, entries = [], None
     for use in route.uses:

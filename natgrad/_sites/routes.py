@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,14 @@ from natgrad._sites.uses import Use
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A use in normal form. `is_swapped`: its weight is the transpose of the others' in its group."""
+    """A use in normal form. `is_swapped`: its weight is the transpose of the others' in its group. `through`: the
+    other factor, where the weight is a product of the parameter with something else."""
 
     use: Use
     layout: Layout | LookupLayout
     copy: CopyOf
     is_swapped: bool = False
+    through: Any = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,7 @@
 from natgrad._metric.base import AbstractMetric
+from natgrad._metric.blocks import BlockMetric
 from natgrad._solve.base import AbstractSolver, System
+from natgrad._solve.blockwise import Blockwise
 from natgrad._solve.cg import CG, is_traceable
 from natgrad._solve.cholesky import Cholesky
 from natgrad._solve.elementwise import Elementwise
@@ -14,7 +16,8 @@ class Auto(AbstractSolver):
     """Picks a solver by sizes and says in `Solution.solver` which and why.
 
     With `dense` the largest matrix it will factorise: few parameters, the dense matrix (`Cholesky`, or
-    `PseudoInverse` without damping); few samples, `SampleSpace`; otherwise `CG`. A diagonal metric is divided by."""
+    `PseudoInverse` without damping); few samples, `SampleSpace`; otherwise `CG`. A diagonal metric is divided by, and
+    one made of blocks is solved block by block."""
 
     dense: int = DENSE
 
@@ -30,6 +33,8 @@ class Auto(AbstractSolver):
         rows = system.operator.root_size if isinstance(system.operator, AbstractMetric) else None
         if isinstance(system.operator, AbstractMetric) and system.operator.is_diagonal:
             return Elementwise(), "the metric is diagonal"
+        if isinstance(system.operator, BlockMetric):
+            return Blockwise(), "the metric is made of blocks"
         if not is_traceable(system.operator):
             return CG(), "the metric runs over a data loader"
         if rows is not None and rows < size and rows <= self.dense and not system.is_undamped:
