@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def size(count: float) -> str:
+def size(count: int) -> str:
     """A number of bytes."""
     for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= factor:

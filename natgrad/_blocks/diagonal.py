@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -29,7 +30,7 @@ class Diagonal(Assignment):
 class Zero(Assignment):
     """Entries that no output depends on."""
 
-    dtype: type
+    dtype: Any
 
     @property
     def structure(self):

@@ -19,8 +19,8 @@ from natgrad._sites.rules.layout import Layout
 from natgrad._sites.rules.lookup import LookupLayout
 from natgrad._sites.values import evaluate
 
-# Where a position counts and where not, by the number of a use's site.
-Masks = dict[int, Float[Array, "n t"]]
+# Where a position counts and where not (examples, positions), by the number of a use's site.
+Masks = dict[int, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,7 @@ class View:
         a = self._select(_tree.at_least_float32(jax.vmap(member.layout.inputs)(data[0])), member.is_swapped)
         if member.through is not None and not member.through.is_output:
             a = jnp.einsum("ngtd,gkd->ngtk", a, self._other(recording, member, a))
+        a = _scaled(recording, member, a)
         if self.ones is None or member.is_swapped:
             return a
         one = jnp.full((*a.shape[:-1], 1), float(member in self.ones), a.dtype)
@@ -74,9 +75,8 @@ class View:
         h = self._select(h, not member.is_swapped)
         if member.through is not None and member.through.is_output and not self.is_bias:
             h = jnp.einsum("ncgto,gko->ncgtk", h, self._other(recording, member, h))
-        for copy in () if self.is_bias else _copies(member):
-            if copy.is_scaled:
-                h = h * jnp.max(jnp.abs(scale_of(recording, copy))).astype(h.dtype)
+        if isinstance(member.layout, LookupLayout):
+            h = _scaled(recording, member, h)
         if member.is_swapped and self.ones is not None:
             h = jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, 1)])
         mask = data[2]
@@ -111,5 +111,13 @@ def num_positions(member: Member, data: Any) -> int:
     return jax.eval_shape(jax.vmap(jax.vmap(member.layout.cotangents)), data[1]).shape[-2]
 
 
-def _copies(member: Member) -> list[CopyOf]:
-    return [member.copy] if member.through is None else [member.copy, member.through.own]
+def _scaled(recording: Recording, member: Member, x: Array) -> Array:
+    """Inputs (for a look-up, cotangents) times the number that the parameter is multiplied by in its weight."""
+    copies: list[CopyOf] = [member.copy] if member.through is None else [member.copy, member.through.own]
+    for copy in copies:
+        if copy.is_scaled:
+            # The same number for all entries of the parameter, and zero for others in the weight.
+            scales = scale_of(recording, copy)
+            high, low = jnp.max(scales), jnp.min(scales)
+            x = x * jnp.where(high > -low, high, low).astype(x.dtype)
+    return x

@@ -54,7 +54,7 @@ class Blocks(eqx.Module):
         """The same eigenvectors with `f` of the eigenvalues, which are not negative."""
         return self.replaced([block.function(eigen, f) for block, eigen in self._eigen()])
 
-    def eigenvalues(self) -> list[Float[Array, "g d o"]]:
+    def eigenvalues(self) -> list[Array]:
         return [block.eigenvalues(eigen) for block, eigen in self._eigen()]
 
     def replaced(self, blocks: Sequence[AbstractBlock]) -> "Blocks":
@@ -182,7 +182,7 @@ def _inverse(operator: Blocks, damping: Scalar, factored: bool, previous: BlockI
         new = operator.function(lambda s: reciprocal(s, damping.astype(s.dtype)))
         failed = []
     is_finite = [jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(b)])) for b in new.blocks]
-    failures = jnp.sum(jnp.stack([*failed, *(~good for good in is_finite)]), dtype=int)
+    failures = jnp.sum(jnp.stack([*failed, *((~good).astype(int) for good in is_finite)]))
     if previous is None:
         return BlockInverse(new, failures)
     kept = [

@@ -35,7 +35,7 @@ class AbstractBlock(eqx.Module):
     def diagonal(self) -> Float[Array, "g d o"]: ...
 
     @abstractmethod
-    def matrices(self) -> list[Float[Array, "... k k"]]:
+    def matrices(self) -> list[Array]:
         """The symmetric matrices that have to be factorised."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 from natgrad._operator.base import Eigen
 
 
-def batched(function: Callable[[Array], Any], stacks: Sequence[Float[Array, "... k k"]]) -> list[Any]:
+def batched(function: Callable[[Array], Any], stacks: Sequence[Array]) -> list[Any]:
     """`function` of every stack of matrices, called once for all that have the same size and dtype."""
     by_kind: dict[Any, list[int]] = {}
     for index, stack in enumerate(stacks):
@@ -73,4 +73,4 @@ def _by_cholesky(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
 def _lifted(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
     norms = jnp.linalg.norm(matrices, axis=(1, 2), keepdims=True)
     rounding = 16 * jnp.finfo(matrices.dtype).eps * norms
-    return matrices + rounding * jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+    return matrices + rounding * jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None]

@@ -32,7 +32,7 @@ class DenseBlock(AbstractBlock):
 
     def damped(self, damping):
         identity = jnp.eye(self.matrix.shape[-1], dtype=self.matrix.dtype)
-        return DenseBlock(self.matrix + damping.astype(identity.dtype) * identity)
+        return DenseBlock(self.matrix + damping.astype(identity.dtype) * identity[None])
 
     def inverted(self, inverses):
         return DenseBlock(*inverses)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from natgrad._operator.base import Eigen
 
-Factor = Float[Array, "g b k k"]
+Factor = Float[Array, "g _ _ _"]
 # Symmetric products of at least this size are put together from halves.
 LARGE = 512
 
@@ -54,7 +54,7 @@ def rotated(factor: Factor, x: Float[Array, "*n g t d"]) -> Float[Array, "*n g t
     """The coordinates of vectors `x` in the columns of the factor."""
     _, num_blocks, size, _ = factor.shape
     if size == 1:
-        return x * factor[:, None, :, 0, 0]
+        return x * jnp.broadcast_to(factor[:, None, :, 0, 0], x.shape)
     split = x.reshape(*x.shape[:-1], num_blocks, size)
     return jnp.einsum("gbkl,...gtbk->...gtbl", factor, split).reshape(x.shape)
 
@@ -81,4 +81,4 @@ def values(eigen: Eigen) -> Float[Array, "g d"]:
 
 
 def add_identity(factor: Factor, scale: Float[Array, " g"]) -> Factor:
-    return factor + scale[:, None, None, None] * jnp.eye(factor.shape[-1], dtype=factor.dtype)
+    return factor + scale[:, None, None, None] * jnp.eye(factor.shape[-1], dtype=factor.dtype)[None, None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 Shape = tuple[int, ...]
 
@@ -66,7 +66,7 @@ class Place:
 
     parts: tuple[Part, ...]
 
-    def gather(self, leaves: Sequence[Array], dtype: Any) -> Float[Array, "g d o"]:
+    def gather(self, leaves: Sequence[Array], dtype: Any) -> Shaped[Array, "g d o"]:
         rows = [part.entries.take(leaves[part.leaf]).reshape(part.block).astype(dtype) for part in self.parts]
         return jnp.concatenate(rows, axis=1) if len(rows) > 1 else rows[0]
 

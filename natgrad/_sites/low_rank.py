@@ -2,6 +2,7 @@ r"""Weights that are products of parameters, $W = W_0 + P Q$: seen from $P$, inp
 cotangents go through $Q$; seen from $Q$, it is the other way round."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class Through:
     columns: np.ndarray
     is_output: bool
 
-    def matrix(self, value) -> np.ndarray:
+    def matrix(self, value: Any) -> Any:
         """The other factor, `gko` or `gkd`."""
         return arrange(value, *self.order)[:, :, self.columns]
 

@@ -1,0 +1,29 @@
+"""The blocks of a metric as index sets, to compare them with those of a dense matrix."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def indices(K) -> list[np.ndarray]:
+    """For every block and group, which rows of the dense matrix it covers."""
+    numbers, start = [], 0
+    for leaf in jax.tree.leaves(K.in_structure()):
+        size = int(np.prod(leaf.shape, dtype=int))
+        numbers.append(jnp.arange(start, start + size).reshape(leaf.shape))
+        start += size
+    gathered = [np.asarray(place.gather(numbers, int)) for place in K.operator.places]
+    return [group.reshape(-1) for block in gathered for group in block]
+
+
+def relative_errors(K, exact) -> list[float]:
+    """How far each block is from that of a dense matrix, in the Frobenius norm."""
+    matrix, exact = np.asarray(K.as_matrix()), np.asarray(exact)
+    parts = [(matrix[np.ix_(own, own)], exact[np.ix_(own, own)]) for own in indices(K)]
+    return [float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300)) for a, b in parts]
+
+
+def distance(K, exact) -> float:
+    """The distance from the blocks of a dense matrix, in the Frobenius norm."""
+    matrix, exact = np.asarray(K.as_matrix()), np.asarray(exact)
+    return float(np.sqrt(sum(np.sum((matrix - exact)[np.ix_(own, own)] ** 2) for own in indices(K))))

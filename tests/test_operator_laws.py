@@ -1,0 +1,145 @@
+"""Blocks are dense matrices in disguise: every operation agrees with dense algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import normal
+
+from natgrad._operator import batched
+from natgrad._operator.dense import DenseBlock
+from natgrad._operator.diagonal import DiagonalBlock
+from natgrad._operator.eigen import EigenBlock
+from natgrad._operator.factor import second_moment
+from natgrad._operator.kronecker import KroneckerBlock
+from natgrad._operator.place import Moved, Picked, Place, part
+
+
+def factor(seed, groups, size, block):
+    return second_moment(normal(seed, groups, 2 * size, size), block)
+
+
+def eigen_block():
+    bases = [batched.eigen(factor(seed, 2, size, size)[:, 0]).vectors[:, None] for seed, size in ((1, 3), (2, 4))]
+    return EigenBlock(*bases, normal(3, 2, 3, 4) ** 2)
+
+
+BLOCKS = {
+    "kronecker": lambda: KroneckerBlock(factor(1, 2, 3, 3), factor(2, 2, 4, 4)),
+    "kronecker_diagonal_inputs": lambda: KroneckerBlock(factor(1, 2, 3, 1), factor(2, 2, 4, 4)),
+    "kronecker_blocked_outputs": lambda: KroneckerBlock(factor(1, 1, 3, 3), factor(2, 1, 4, 2)),
+    "kronecker_of_numbers": lambda: KroneckerBlock(factor(1, 3, 1, 1), factor(2, 3, 1, 1)),
+    "eigen": eigen_block,
+    "dense": lambda: DenseBlock(factor(1, 2, 3, 3)[:, 0]),
+    "diagonal": lambda: DiagonalBlock(normal(1, 2, 3, 4) ** 2),
+}
+SHAPES = {"kronecker_blocked_outputs": (1, 3, 4), "kronecker_of_numbers": (3, 1, 1), "dense": (2, 3, 1)}
+
+
+def eigen(block):
+    return batched.batched(batched.eigen, block.matrices())
+
+
+def flat(x):
+    return np.asarray(x).reshape(len(x), -1)
+
+
+@pytest.fixture(params=BLOCKS)
+def case(request):
+    return BLOCKS[request.param](), SHAPES.get(request.param, (2, 3, 4))
+
+
+def test_products_and_diagonals(case):
+    block, shape = case
+    matrix, v = np.asarray(block.as_matrix()), normal(9, *shape)
+    np.testing.assert_allclose(matrix, matrix.swapaxes(1, 2), atol=1e-14)
+    np.testing.assert_allclose(flat(block.mv(v)), np.einsum("gnm,gm->gn", matrix, flat(v)), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(flat(block.diagonal()), np.diagonal(matrix, axis1=1, axis2=2), rtol=1e-12)
+
+
+def test_functions_are_those_of_the_eigenvalues(case):
+    block, _ = case
+    matrix = np.asarray(block.as_matrix())
+    values, vectors = np.linalg.eigh(matrix)
+    found = np.sort(flat(block.eigenvalues(eigen(block))), axis=1)
+    np.testing.assert_allclose(found, values, rtol=1e-10, atol=1e-12)
+    f = lambda s: 1 / (s + 0.3)
+    expected = (vectors * f(values)[:, None, :]) @ vectors.swapaxes(1, 2)
+    np.testing.assert_allclose(block.function(eigen(block), f).as_matrix(), expected, rtol=1e-9, atol=1e-11)
+    root = np.asarray(block.function(eigen(block), jnp.sqrt).as_matrix())
+    np.testing.assert_allclose(root @ root, matrix, rtol=1e-9, atol=1e-11)
+
+
+def test_inverses_of_damped_blocks(case):
+    """In the form of the block: that of its damped self, which for a Kronecker product is damped by factors."""
+    block, _ = case
+    damping = jnp.asarray(0.3)
+    damped = block.damped(damping)
+    inverses = [inverse for inverse, _ in batched.batched(batched.inverse, damped.matrices())]
+    expected = np.linalg.inv(np.asarray(damped.as_matrix()))
+    np.testing.assert_allclose(damped.inverted(inverses).as_matrix(), expected, rtol=1e-9, atol=1e-11)
+    matrix = np.asarray(block.as_matrix())
+    identity = np.eye(matrix.shape[-1])
+    if isinstance(block, KroneckerBlock):
+        A, G = (np.asarray(jax.vmap(lambda b: jax.scipy.linalg.block_diag(*b))(F)) for F in (block.A, block.G))
+        ratio = np.sqrt(np.trace(A, axis1=1, axis2=2) / A.shape[-1] / (np.trace(G, axis1=1, axis2=2) / G.shape[-1]))
+        added = [ratio[:, None, None] * np.sqrt(0.3) * np.eye(A.shape[-1])]
+        added.append(np.sqrt(0.3) / ratio[:, None, None] * np.eye(G.shape[-1]))
+        explicit = np.stack([np.kron(a, g) for a, g in zip(A + added[0], G + added[1], strict=True)])
+        np.testing.assert_allclose(damped.as_matrix(), explicit, rtol=1e-12, atol=1e-13)
+        # More damping than asked for, never less.
+        surplus = np.linalg.eigvalsh(np.asarray(damped.as_matrix()) - matrix - 0.3 * identity)
+        assert surplus.min() > -1e-12
+    else:
+        np.testing.assert_allclose(damped.as_matrix(), matrix + 0.3 * identity, rtol=1e-12, atol=1e-13)
+
+
+def test_a_zero_factor_leaves_the_damping_alone():
+    """A dead layer has G = 0; the damped block is the damping times the identity, and finite."""
+    block = KroneckerBlock(factor(1, 1, 3, 3), jnp.zeros((1, 1, 2, 2)))
+    np.testing.assert_allclose(block.damped(jnp.asarray(0.01)).as_matrix()[0], 0.01 * np.eye(6), rtol=1e-12)
+
+
+def test_matrices_of_one_size_are_factorised_in_one_call():
+    calls = []
+
+    def function(stack):
+        calls.append(stack.shape)
+        return batched.eigen(stack)
+
+    stacks = [factor(1, 2, 3, 3), factor(2, 1, 4, 4), factor(3, 1, 3, 3)[:, 0]]
+    found = batched.batched(function, stacks)
+    assert sorted(calls) == [(1, 4, 4), (3, 3, 3)]
+    for stack, (values, vectors) in zip(stacks, found, strict=True):
+        assert vectors.shape == stack.shape
+        np.testing.assert_allclose((vectors * values[..., None, :]) @ vectors.mT, stack, rtol=1e-10, atol=1e-12)
+
+
+def test_large_moments_are_put_together_from_halves():
+    x = normal(1, 1, 5, 515)
+    np.testing.assert_allclose(second_moment(x, 515)[0, 0], x[0].T @ x[0], rtol=1e-12, atol=1e-13)
+
+
+def test_an_inverse_beyond_rounding_is_found_all_the_same_and_said_so():
+    """In single precision a matrix of rank one with tiny damping has no Cholesky factor."""
+    v = np.linspace(1, 2, 40, dtype=np.float32)
+    singular = jnp.asarray(np.stack([np.outer(v, v), np.eye(40, dtype=np.float32)]))
+    found, is_good = batched.inverse(singular)
+    assert np.all(np.isfinite(found)) and is_good.tolist() == [False, True]
+    np.testing.assert_allclose(found[1], np.eye(40), rtol=1e-6)
+
+
+def test_places_take_entries_and_put_them_back():
+    leaves = [normal(1, 2, 3, 4), normal(2, 4)]
+    numbers = np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2).reshape(1, 6, 4)
+    place = Place((part(0, (2, 3, 4), numbers), part(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1])))
+    assert isinstance(place.parts[0].entries, Moved) and isinstance(place.parts[1].entries, Picked)
+    gathered = place.gather(leaves, float)
+    np.testing.assert_array_equal(gathered[0, :6], leaves[0].transpose(1, 0, 2).reshape(6, 4))
+    np.testing.assert_array_equal(gathered[0, 6], leaves[1][::-1])
+    back = [jnp.zeros((2, 3, 4)), jnp.zeros(4)]
+    place.scatter(gathered, back)
+    for found, leaf in zip(back, leaves, strict=True):
+        np.testing.assert_array_equal(found, leaf)
+    again = Place((part(0, (2, 3, 4), numbers.copy()), part(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1])))
+    assert again == place and hash(again) == hash(place)
