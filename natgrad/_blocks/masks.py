@@ -80,7 +80,7 @@ def _placed(mask: Array, positions: Sequence[int], name: str, subject: str) -> A
     if len(starts) != 1:
         how = "in more than one way" if starts else "nowhere"
         raise ValueError(
-            f"{subject}: a mask over positions {tuple(own)} fits the positions {tuple(positions)} at which `{name}` is "
+            f"{subject}: a mask over positions {tuple(own)} fits the positions {tuple(sizes)} at which `{name}` is "
             f"used {how}. Give it a mask of its own: `mask={{{name!r}: ...}}`."
         )
     before, after = starts[0], len(sizes) - starts[0] - len(own)

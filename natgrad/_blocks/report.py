@@ -46,7 +46,7 @@ class StructureReport(Mapping[str, BlockReport]):
         return tuple(row for row in self.rows if row.is_fallback)
 
     def __getitem__(self, path: str) -> BlockReport:
-        return next(row for row in self.rows if row.path == path)
+        return {row.path: row for row in self.rows}[path]
 
     def __iter__(self) -> Iterator[str]:
         return (row.path for row in self.rows)

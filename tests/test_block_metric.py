@@ -1,0 +1,267 @@
+"""Metrics made of blocks as operators: dense algebra, single precision, and what they refuse."""
+
+import functools
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_mean, ravel
+from models import normal
+from zoo import affine, along, integers
+
+import natgrad as ng
+
+SQUARES = ng.Euclidean()
+SOFTMAX = ng.Fisher(ng.Categorical())
+
+
+def parts():
+    """Every kind of block: a joint bias, a table, a scale and shift, a dense and a diagonal parameter, one unused."""
+    params = {
+        "table": normal(1, 7, 4),
+        "norm": {"scale": normal(2, 4), "shift": normal(3, 4)},
+        "layer": {"w": normal(4, 4, 5), "b": normal(5, 5)},
+        "power": normal(6, 5),
+        "unused": normal(7, 2),
+    }
+
+    def model(params, tokens):
+        x = jnp.tanh(params["table"][tokens])
+        x = x * along(params["norm"]["scale"], x) + along(params["norm"]["shift"], x)
+        x = jnp.tanh(affine(x, **params["layer"]))
+        return jnp.mean(jnp.sin(x * along(params["power"], x)), axis=1)
+
+    return model, params, integers(8, 0, 6, 9, 3)
+
+
+def build(function=ng.kfac, dtype=None, **options):
+    model, params, x = parts()
+    if dtype is not None:
+        params = jax.tree.map(lambda p: p.astype(dtype), params)
+    structures = {"params['power']": "diagonal"}
+    return jax.jit(lambda p: function(model, SQUARES, p, x, structures=structures, **options))(params)
+
+
+@functools.cache
+def metric(name):
+    return build(getattr(ng, name))
+
+
+@pytest.mark.parametrize("name", ["kfac", "ekfac"])
+def test_algebra_is_that_of_the_dense_matrix(name, getkey):
+    K = metric(name)
+    matrix = np.asarray(K.as_matrix())
+    v = jax.tree.map(lambda p: jnp.cos(3 * p), parts()[1])
+    identity = np.eye(len(matrix))
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-15)
+    np.testing.assert_allclose(ravel(K.mv(v)), matrix @ ravel(v), rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(ravel(K.diagonal()), np.diagonal(matrix), rtol=1e-10, atol=1e-15)
+    np.testing.assert_allclose(K.trace(), np.trace(matrix), rtol=1e-12)
+    root = np.asarray(K.sqrt().as_matrix())
+    np.testing.assert_allclose(root @ root, matrix, atol=1e-12)
+    np.testing.assert_allclose(K.logdet(0.1), np.linalg.slogdet(matrix + 0.1 * identity)[1], rtol=1e-10)
+    assert K.logdet() == -np.inf
+    inverse = K.inverse(0.1)
+    np.testing.assert_allclose(inverse.as_matrix(), np.linalg.inv(matrix + 0.1 * identity), rtol=1e-9, atol=1e-10)
+    pseudo = np.linalg.pinv(matrix, rcond=1e-11)
+    np.testing.assert_allclose(K.inverse().as_matrix(), pseudo, atol=1e-6 * np.abs(pseudo).max())
+    assert inverse.failures == 0
+    back = ravel(inverse.mv(jax.tree.map(lambda a, b: a + 0.1 * b, K.mv(v), v)))
+    np.testing.assert_allclose(back, ravel(v), rtol=1e-9)
+    draws = jax.jit(jax.vmap(lambda key: ravel(K.sample(key))))(jax.random.split(getkey(), 4000))
+    assert_mean(draws**2, np.diagonal(matrix))
+
+
+def test_factored_damping_is_the_dense_inverse_of_the_damped_factors():
+    K = metric("kfac")
+    damped = K.operator.replaced([block.damped(jnp.asarray(0.1)) for block in K.operator.blocks]).as_matrix()
+    inverse = K.inverse(0.1, factored=True)
+    np.testing.assert_allclose(inverse.as_matrix(), np.linalg.inv(damped), rtol=1e-9, atol=1e-10)
+    plain = np.linalg.inv(np.asarray(K.as_matrix()) + 0.1 * np.eye(K.in_size()))
+    assert np.abs(plain - inverse.as_matrix()).max() > 1e-3
+
+
+def test_solving_goes_block_by_block():
+    K = metric("kfac")
+    covector = jax.tree.map(lambda p: jnp.sin(2 * p), parts()[1])
+    solution = ng.solve(K, covector, damping=0.1)
+    assert solution.solver == "Blockwise, because the metric is made of blocks"
+    assert solution.result == ng.RESULTS.successful and solution.stats["residual"] < 1e-10
+    dense = ng.solve(K, covector, damping=0.1, solver=ng.Cholesky())
+    np.testing.assert_allclose(ravel(solution.value), ravel(dense.value), rtol=1e-9)
+    typed = ng.solve(K, ng.Covector(covector), damping=0.1)
+    assert isinstance(typed.value, ng.Vector)
+    assert isinstance(K.inverse(0.1).mv(ng.Covector(covector)), ng.Vector)
+
+
+def test_single_precision_is_close_and_symmetric():
+    K, exact = build(dtype=np.float32), build()
+    matrix = np.asarray(K.as_matrix())
+    assert matrix.dtype == np.float32
+    assert np.linalg.norm(matrix - np.asarray(exact.as_matrix())) < 1e-5 * np.linalg.norm(matrix)
+    for block in K.operator.blocks:
+        for stored in block.matrices():
+            size = np.abs(stored).max()
+            assert np.abs(stored - stored.mT).max() < 1e-6 * size
+            assert np.linalg.eigvalsh(stored).min() > -1e-6 * size
+    covector = jax.tree.map(lambda p: jnp.cos(3 * p).astype(np.float32), parts()[1])
+    damping = 1e-3 * float(np.linalg.norm(matrix, 2))
+    expected = np.linalg.solve(np.asarray(exact.as_matrix()) + damping * np.eye(len(matrix)), np.asarray(ravel(covector)))
+    found = np.asarray(ravel(K.inverse(damping).mv(covector)))
+    assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+
+
+HARD = {
+    "dead_relu": (lambda p, x: jax.nn.relu(affine(x, **p[0]) - 1e6) @ p[1], 1.0),
+    "constant_input": (lambda p, x: jnp.tanh(affine(0 * x + 1, **p[0])) @ p[1], 1.0),
+    "width_one": (lambda p, x: jnp.tanh(affine(x, **p[0]))[:, :1] @ p[1][:1], 1.0),
+    "large": (lambda p, x: jnp.tanh(affine(x, **p[0])) @ p[1], 1e12),
+    "small": (lambda p, x: jnp.tanh(affine(x, **p[0])) @ p[1], 1e-12),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("factored", [False, True])
+def test_hard_cases_in_single_precision_stay_finite(name, factored):
+    """Fewer examples than inputs, so that factors are singular; damping far below rounding."""
+    model, scale = HARD[name]
+    params = [{"w": normal(1, 20, 6), "b": normal(2, 6)}, normal(3, 6, 2)]
+    params, x = jax.tree.map(lambda p: p.astype(np.float32), (params, normal(4, 4, 20)))
+    K = ng.kfac(model, jnp.float32(scale) * SQUARES, params, x)
+    for damping in (1e-8, 1e-2):
+        inverse = K.inverse(jnp.float32(damping), factored=factored)
+        assert np.all(np.isfinite(ravel(inverse.mv(params))))
+    assert np.all(np.isfinite(ravel(K.inverse().mv(params))))
+
+
+def test_the_last_good_inverse_is_kept_and_counted():
+    K = metric("kfac")
+    good = K.inverse(0.1, factored=True)
+    broken = jax.tree.map(lambda x: x * jnp.nan, K.operator.blocks[0])
+    bad = K.operator.replaced([broken, *K.operator.blocks[1:]])
+    partly = ng.BlockMetric(bad, K.report(), K.num_examples)
+    for factored in (False, True):
+        again = partly.inverse(0.5, factored=factored, previous=good if factored else K.inverse(0.1))
+        assert again.failures > 0
+        assert np.all(np.isfinite(again.as_matrix()))
+        alone = partly.inverse(0.5, factored=factored)
+        assert alone.failures > 0
+    np.testing.assert_array_equal(again.operator.blocks[0].A, good.operator.blocks[0].A)
+    fresh = jax.tree.leaves(K.inverse(0.5, factored=True).operator.blocks[1:])
+    for mine, expected in zip(jax.tree.leaves(again.operator.blocks[1:]), fresh, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-12)
+
+
+# Reports.
+
+
+def test_the_report_is_a_table_and_a_mapping():
+    report = metric("kfac").report()
+    row = report["params['layer']['w']"]
+    assert (row.shape, row.uses, row.structure, row.factors) == ((4, 5), 1, "kronecker", ((5, 5), (5, 5)))
+    assert (row.numbers, row.bytes) == (50, 400)
+    assert report["params['layer']['b']"].shares == "params['layer']['w']"
+    assert report["params['table']"].factors == ((7, 1, 1), (4, 4))
+    structures = {path: row.structure for path, row in report.items()}
+    assert structures["params['norm']['shift']"] == "scale and shift"
+    assert structures["params['power']"] == "diagonal" and structures["params['unused']"] == "zero"
+    assert not report.fallbacks and report.numbers == sum(row.numbers for row in report.values())
+    text = str(report)
+    assert "with params['layer']['w']" in text and "no output depends on it" in text
+    assert text.splitlines()[0].split() == ["parameter", "shape", "uses", "structure", "factors", "memory", "note"]
+    assert metric("ekfac").report()["params['layer']['w']"].structure == "eigenvalue-corrected"
+    with pytest.raises(KeyError):
+        report["params['nobody']"]
+
+
+def opaque(params, x):
+    return jnp.tanh(x @ jnp.exp(params["w"]))
+
+
+def test_a_fallback_is_warned_of_once_and_refused_if_strict():
+    params, x = {"w": normal(1, 12, 12)}, normal(2, 3, 12)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        K = ng.kfac(opaque, SQUARES, params, x)
+    assert len(caught) == 1
+    assert "`params['w']` is diagonal (the weight is computed from the parameter, not copied)" in str(caught[0].message)
+    assert K.report().fallbacks[0].path == "params['w']"
+    message = "`kfac` with `strict=True` needs a structure for every parameter, but `params['w']` is diagonal"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ng.kfac(opaque, SQUARES, params, x, strict=True)
+    ng.kfac(opaque, SQUARES, params, x, strict=True, structures={"params['w']": "diagonal"})
+
+
+# Errors.
+
+
+def refused(message, function=ng.kfac, model=None, params=None, x=None, geometry=SQUARES, error=ValueError, **options):
+    own_model, own_params, own_x = parts()
+    with pytest.raises(error, match=re.escape(message)):
+        function(model or own_model, geometry, params or own_params, own_x if x is None else x, **options)
+
+
+def test_bad_options():
+    refused("`kfac` needs `sharing` to be one of ('expand', 'reduce'), but got 'sum'.", sharing="sum")
+    refused("`ekfac` needs `bias` to be one of ('joint', 'separate'), but got 'none'.", ng.ekfac, bias="none")
+    refused("`kfac` needs `oversized` to be one of ('diagonal', 'blocked')", oversized="identity")
+    refused("`kfac` needs `num_samples` of at least 1, but got 0.", num_samples=0)
+    refused("`kfac` needs `max_factor` of at least 1, but got 0.", max_factor=0)
+    refused("`kfac` needs a structure among ('kronecker', 'dense', 'diagonal')", structures={"params": "full"})
+    refused("`kfac`: there is no parameter at `params['tabel']`.", structures={"params['tabel']": "dense"})
+    refused(
+        "`kfac`: `params['power']` cannot have a Kronecker structure, because it acts entry by entry.",
+        structures={"params['power']": "kronecker"},
+    )
+
+
+def test_bad_models_and_geometries():
+    refused("`kfac` got `params` without any array.", params=[{}])
+    refused("needs parameters that are real floating-point arrays", params={"w": jnp.arange(3)}, error=TypeError)
+
+    class Incomplete(ng.Euclidean):
+        def _factor(self, z):
+            raise NotImplementedError("`Incomplete` has no factor: pass a `key` to sample instead.")
+
+    refused("has no factor", geometry=Incomplete(), error=NotImplementedError)
+    refused("needs finite numbers", model=lambda p, x: p["power"][None] + jnp.inf * (1.0 + x[:, :1].astype(float)))
+    coupled = lambda p, x: (x - jnp.mean(x, axis=0, keepdims=True)) @ p["w"]
+    refused("couples examples", model=coupled, params={"w": normal(1, 3, 2)}, x=normal(2, 5, 3))
+
+
+def test_bad_masks():
+    refused("`kfac` needs `mask` to be an array with the 9 examples in front", mask=np.ones(9))
+    refused("`kfac` needs `mask` to be an array with the 9 examples in front", mask=np.ones((8, 3)))
+    refused("`kfac` needs `mask` to hold zeros and ones", mask=np.full((9, 3), 0.5))
+    refused("but got list", mask=[[1, 0]])
+    refused(
+        "a mask over positions (4,) fits the positions (3,) at which `params['layer']['w']` is used nowhere",
+        mask=np.ones((9, 4)),
+    )
+    refused("there is no parameter at `params['layr']`", mask={"params['layr']": np.ones((9, 3))})
+    refused("`mask['z']` of shape (9, 3) fits no output; their shapes are [(9, 5)]", mask={"z": np.ones((9, 3))})
+
+
+def test_bad_use_of_the_metric():
+    K, Q = metric("kfac"), metric("ekfac")
+    with pytest.raises(ValueError, match="`BlockMetric.inverse`: `damping` needs a number of at least 0"):
+        K.inverse(-1.0)
+    with pytest.raises(ValueError, match="`BlockMetric.logdet`: `damping` must be one number"):
+        K.logdet(jnp.ones(2))
+    other = ng.kfac(lambda p, x: x @ p, SQUARES, normal(1, 3, 2), normal(2, 4, 3))
+    with pytest.raises(ValueError, match="`previous` inverse of another model"):
+        K.inverse(0.1, previous=other.inverse(0.1))
+    refused("`ekfac` got a `basis` of another model, or in other blocks.", ng.ekfac, basis=other)
+    with pytest.raises(TypeError, match="cannot average metrics in eigenvectors of their own"):
+        ng.RunningAverage().init(Q)
+    with pytest.raises(TypeError, match="cannot average metrics in eigenvectors of their own"):
+        ng.accumulate(lambda x: ng.ekfac(parts()[0], SQUARES, parts()[1], x), [parts()[2]], progress=False)
+    with pytest.raises(ValueError, match="`BlockInverse.mv` needs a tree with the structure"):
+        K.inverse(0.1).mv(jnp.ones(3))
+    with pytest.raises(TypeError, match="`Blockwise` needs a metric made of blocks"):
+        from natgrad._solve.blockwise import Blockwise
+
+        ng.solve(ng.identity(jnp.ones(3)), jnp.ones(3), damping=0.1, solver=Blockwise())
