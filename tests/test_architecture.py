@@ -49,7 +49,6 @@ HELPERS = {
 ASSEMBLIES = {
     "_blocks.choose": {"dense", "diagonal", "kronecker", "masks"},
     "_blocks.eigen": {"kronecker"},
-    "_blocks.report": {"diagonal"},
     "_family.beta": {"dirichlet"},
     "_family.gaussian": {"gaussian_precision"},
     "_metric.ekfac": {"blocks", "kfac"},
@@ -63,6 +62,7 @@ ASSEMBLIES = {
     "_per_example.lookups": {"factored"},
     "_per_example.operator": {"blocks", "explain", "in_backward", "statistics"},
     "_per_example.statistics": {"blocks", "factored", "lookups", "rows"},
+    "_operator.eigen": {"batched"},
     "_operator.kronecker": {"eigen"},
     "_sites.control_flow": {"free_scan"},
     "_sites.flow": {"control_flow"},

@@ -276,6 +276,66 @@ def test_low_rank_corrections_have_factors():
         assert K.report()["params['b']"].shares == "params['W']"
 
 
+UNUSUAL = {
+    "negative": lambda p, x: jnp.tanh(affine(x, -p["w"], p["b"])),
+    "parametrised scale": lambda p, x: jnp.tanh(affine(x, p["s"] * p["w"], p["b"])),
+    "scaled bias": lambda p, x: jnp.tanh(affine(x, p["w"], 2.0 * p["b"])),
+    "subtracted bias": lambda p, x: jnp.tanh(x @ p["w"] - along(p["b"], x)),
+    "bias by entries": lambda p, x: jnp.tanh(affine(x, p["w"], jnp.arange(1.0, 5.0) * p["b"])),
+    "bias twice": lambda p, x: jnp.tanh(affine(x, p["w"], p["b"]) + along(p["b"], x)),
+    "two biases": lambda p, x: jnp.tanh(affine(x, p["w"], p["b"]) + along(p["c"], x)),
+    "seen before its bias": lambda p, x: x @ p["w"] + jnp.tanh(affine(x, p["w"], p["b"])),
+    "through both signs": lambda p, x: jnp.tanh(x @ (p["A"] @ p["B"]) + jnp.sin(x) @ (-(p["A"] @ p["B"]))),
+    "fused": lambda p, x: jnp.tanh(
+        affine(x, jnp.concatenate([p["w"], p["v"]], axis=1), jnp.concatenate([p["b"], p["c"]]))
+    ),
+    "padded": lambda p, x: jnp.tanh(x @ jax.lax.pad(p["w"], 0.0, ((0, 0, 0), (1, 0, 0)))),
+    "empty": lambda p, x: jnp.tanh(x @ p["w"]) + jnp.sum(p["none"]),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+@quiet
+def test_unusual_uses_are_exact_for_one_example(name):
+    """And corrected eigenvalues keep the trace for several."""
+    model = UNUSUAL[name]
+    params = {"w": normal(1, 3, 4), "v": normal(2, 3, 4), "b": normal(3, 4), "c": normal(4, 4), "s": normal(5)}
+    params |= {"A": normal(6, 3, 2), "B": normal(7, 2, 4), "none": jnp.zeros((0, 2))}
+    x = normal(8, 4, 3)
+
+    @jax.jit
+    def found(params):
+        K = ng.kfac(model, SQUARES, params, x[:1])
+        exact = [ng.pullback(model, SQUARES, params, data).as_matrix() for data in (x[:1], x)]
+        return K, exact, ng.ekfac(model, SQUARES, params, x).trace()
+
+    K, exact, trace = found(params)
+    errors = relative_errors(K, exact[0])
+    # Two uses of one weight by one example are two terms, whose products with each other are left out.
+    assert max(errors) < 1e-10 or name in ("seen before its bias", "through both signs")
+    np.testing.assert_allclose(trace, np.trace(exact[1]), rtol=1e-10)
+
+
+def test_a_branch_not_taken_has_no_inputs():
+    """Examples that go another way count as zeros."""
+    branch = lambda row, p: jax.lax.cond(row[0] > 0, lambda r: jnp.tanh((3 * r) @ p), lambda r: r[:2], row)
+    model = lambda p, x: jax.lax.map(lambda row: branch(row, p), x)
+    x = jnp.array([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]])
+    A = ng.kfac(model, SQUARES, normal(1, 3, 2), x).operator.blocks[0].A
+    np.testing.assert_allclose(A[0, 0], np.diag([4.5, 0.0, 0.0]), atol=1e-14)
+
+
+@pytest.mark.users_defaults
+def test_group_norms_are_scale_and_shift():
+    from flax import linen as nn
+
+    network = nn.GroupNorm(num_groups=2)
+    x = normal(1, 3, 5, 4)
+    params = jax.tree.map(lambda p: p + 0.5, network.init(jax.random.key(0), x))
+    report = ng.kfac(network.apply, SQUARES, params, x, strict=True).report()
+    assert {row.structure for row in report.values()} == {"scale and shift"}
+
+
 def test_two_uses_are_twice_the_positions():
     """The same layer on two halves of the input, written twice or once; and one example on independent paths."""
     params, x = {"w": normal(1, 3, 3), "b": normal(2, 3)}, normal(3, 5, 2, 3)
@@ -363,6 +423,25 @@ def test_padding_changes_nothing(sharing, function):
             np.testing.assert_allclose(mine.A, theirs.A, rtol=1e-12)
             # Sums over positions, divided by examples: 10 positions in 3 examples.
             np.testing.assert_allclose(mine.G, theirs.G * 10 / 3, rtol=1e-12, atol=1e-14)
+
+
+def test_masks_of_images_and_of_single_positions():
+    params = {"w": normal(1, 3, 4), "b": normal(2, 4)}
+    model = lambda p, x: jnp.tanh(affine(x, **p))
+    x, mask = normal(3, 3, 2, 5, 3), integers(4, 0, 2, 3, 2, 5)
+    found = [
+        dense(ng.kfac, model, SQUARES, params, jnp.where(mask[..., None] == 1, x, garbage), mask=mask)
+        for garbage in (0.0, 5.0)
+    ]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
+    turned = lambda p, x: model(p, jnp.swapaxes(x, 1, 2))
+    with pytest.raises(ValueError, match="is used nowhere"):
+        ng.kfac(turned, SQUARES, params, x, mask={"params": mask})
+    single = [
+        dense(ng.kfac, model, SQUARES, params, jnp.stack([x[0, :1, 0], jnp.full((1, 3), g)]), mask=np.array([[1], [0]]))
+        for g in (0.0, 7.0)
+    ]
+    np.testing.assert_allclose(single[0], single[1], rtol=1e-12)
 
 
 def test_masks_over_time_and_by_path():

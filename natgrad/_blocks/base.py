@@ -15,12 +15,14 @@ from natgrad._per_example.recording import Recording
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """A block to be computed: the entries of parameters that it covers, and why it is not of a better kind.
+    """A block to be computed: the entries of parameters that it covers, why it is not of a better kind, and whether
+    that is less than its parameters should have.
 
     What depends on inputs alone is computed once; what depends on cotangents is a sum over their columns."""
 
     place: Place
     reason: str
+    is_fallback: bool
 
     @property
     @abstractmethod

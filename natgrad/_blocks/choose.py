@@ -14,7 +14,7 @@ from natgrad._blocks.base import Assignment, column_of
 from natgrad._blocks.dense import Dense, ScaleAndShift
 from natgrad._blocks.diagonal import Diagonal, Zero
 from natgrad._blocks.kronecker import Kronecker
-from natgrad._blocks.masks import masks_of
+from natgrad._blocks.masks import check_masks, masks_of
 from natgrad._blocks.paths import check_paths, option_for
 from natgrad._blocks.uses import View
 from natgrad._operator.place import Place, part
@@ -33,9 +33,9 @@ class Rules:
 
     sharing: str = "expand"
     bias: str = "joint"
-    structures: Mapping[str, str] = field(default_factory=dict)
-    max_factor: int = 4096
-    max_dense: int = 128
+    structures: Any = field(default_factory=dict)
+    max_factor: Any = 4096
+    max_dense: Any = 128
     oversized: str = "diagonal"
 
 
@@ -44,12 +44,15 @@ def check_rules(rules: Rules, subject: str) -> None:
     for name, choices in allowed.items():
         if getattr(rules, name) not in choices:
             raise ValueError(f"{subject} needs `{name}` to be one of {choices}, but got {getattr(rules, name)!r}.")
+    if not isinstance(rules.structures, Mapping):
+        raise TypeError(f"{subject} needs `structures` to map paths to structures, but got {rules.structures!r}.")
     for path, structure in rules.structures.items():
         if structure not in STRUCTURES:
             raise ValueError(f"{subject} needs a structure among {STRUCTURES} for `{path}`, but got {structure!r}.")
     for name in ("max_factor", "max_dense"):
-        if getattr(rules, name) < 1:
-            raise ValueError(f"{subject} needs `{name}` of at least 1, but got {getattr(rules, name)}.")
+        value = getattr(rules, name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{subject} needs `{name}` to be a whole number of at least 1, but got {value}.")
 
 
 def choose(
@@ -57,10 +60,11 @@ def choose(
 ) -> list[Assignment]:
     """Blocks that cover every entry of every parameter once, with all its uses."""
     check_paths(rules.structures, trace.names, subject)
-    check_paths((key for key in masks if key != "z"), trace.names, subject)
     chooser = Chooser(trace, routes, rules, masks, subject)
     layers = find_layers(trace, routes)
     _check_uses(layers, routes)
+    weights = [trace.names[layer.leaf] for layer in layers if isinstance(layer, Weight)]
+    check_masks(masks, trace.names, weights, subject)
     found = {one.place: one for layer in layers for one in chooser.assign(layer)}
     covered = list(found.values())
     covered += chooser.uncovered(covered)
@@ -92,11 +96,10 @@ class Chooser:
         masks = masks_of(self.masks, weight, self.trace, self.subject)
         found = []
         if is_plain:
-            ones = joined.members if joined is not None else None
             parts = [self._part(weight.leaf, weight.entries)]
             if joined is not None:
                 parts.append(self._part(joined.leaf, joined.entries[:, None]))
-            found.append(self._kronecker(Place(tuple(parts)), View(weight, ones), masks))
+            found.append(self._kronecker(Place(tuple(parts)), View(weight, joined), masks))
         else:
             found.append(self._alone(weight.leaf, ""))
         for bias in weight.biases:
@@ -104,7 +107,7 @@ class Chooser:
                 continue
             if bias in plain:
                 place = Place((self._part(bias.leaf, bias.entries[:, None]),))
-                found.append(self._kronecker(place, View(weight, bias.members, is_bias=True), masks))
+                found.append(self._kronecker(place, View(weight, bias, is_bias=True), masks))
             else:
                 found.append(self._alone(bias.leaf, ""))
         return found
@@ -120,7 +123,8 @@ class Chooser:
             if side < size and not is_exact:
                 kind = "diagonal" if side == 1 else f"blocks of {side}"
                 reasons.append(f"{size} {name} are more than `max_factor={self.rules.max_factor}`: {kind}")
-        return Kronecker(place, "; ".join(reasons), view, (sides[0], sides[1]), self.rules.sharing, masks)
+        reason = "; ".join(reasons)
+        return Kronecker(place, reason, bool(reasons), view, (sides[0], sides[1]), self.rules.sharing, masks)
 
     def _side(self, size: int) -> int:
         if size <= self.rules.max_factor:
@@ -135,23 +139,26 @@ class Chooser:
             return [self._alone(leaf, "") for leaf in leaves]
         entries = units.scale_entries, units.shift_entries
         parts = [self._part(leaf, own[:, None, None]) for leaf, own in zip(leaves, entries, strict=True)]
-        return [ScaleAndShift(Place(tuple(parts)), "", units, (self.routes[leaves[0]], self.routes[leaves[1]]))]
+        return [ScaleAndShift(Place(tuple(parts)), "", False, units, (self.routes[leaves[0]], self.routes[leaves[1]]))]
 
     def _alone(self, leaf: int, reason: str) -> Assignment:
         """A parameter by itself: dense if it is small, which is exact, and otherwise diagonal."""
         struct, route, asked = self.trace.param_structs[leaf], self.routes[leaf], self._asked(leaf)
         place = column_of(leaf, struct.shape)
         if not route.uses:
-            return Zero(place, UNUSED, _tree.wide(struct))
+            return Zero(place, UNUSED, False, _tree.wide(struct))
+        is_entrywise = not reason and _is_entrywise(route, struct)
+        reason = "it acts entry by entry" if is_entrywise else reason or f"used by `{route.uses[0].site.primitive}`"
         if asked == "kronecker":
             raise ValueError(
-                f"{self.subject}: `{self.trace.names[leaf]}` cannot have a Kronecker structure, because "
-                f"{reason or 'it acts entry by entry'}. Choose 'dense' or 'diagonal' for it."
+                f"{self.subject}: `{self.trace.names[leaf]}` cannot have a Kronecker structure, because {reason}. "
+                "Choose 'dense' or 'diagonal' for it."
             )
-        is_small = math.prod(struct.shape) <= self.rules.max_dense
-        if asked == "dense" or (asked is None and is_small):
-            return Dense(place, "", route)
-        return Diagonal(place, reason if asked is None else "", route)
+        if asked == "dense" or (asked is None and math.prod(struct.shape) <= self.rules.max_dense):
+            return Dense(place, "", False, route)
+        if asked == "diagonal":
+            return Diagonal(place, "", False, route)
+        return Diagonal(place, reason, not is_entrywise, route)
 
     def uncovered(self, found: Sequence[Assignment]) -> list[Assignment]:
         """Entries that no block covers, because no use has them. That every other entry is covered once is checked."""
@@ -165,7 +172,7 @@ class Chooser:
             missing = np.flatnonzero(~is_covered).astype(np.int32)
             if missing.size:
                 place = Place((self._part(leaf, missing.reshape(1, -1, 1)),))
-                zeros.append(Zero(place, UNUSED, _tree.wide(struct)))
+                zeros.append(Zero(place, UNUSED, False, _tree.wide(struct)))
         return zeros
 
     def _asked(self, leaf: int) -> str | None:
@@ -173,6 +180,13 @@ class Chooser:
 
     def _part(self, leaf: int, entries: np.ndarray) -> Any:
         return part(leaf, tuple(self.trace.param_structs[leaf].shape), entries)
+
+
+def _is_entrywise(route: Route, struct: Any) -> bool:
+    """Whether a parameter has one entry for every unit, or is only ever added. Products with a matrix, entry by entry,
+    may be the first half of a product of matrices that is written out."""
+    is_vector = sum(size > 1 for size in struct.shape) <= 1
+    return is_vector or all(use.site.primitive in ("add", "sub", "add_any", "output") for use in route.uses)
 
 
 def _check_uses(layers: Sequence[Layer], routes: Sequence[Route]) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from natgrad._blocks.paths import option_for
+from natgrad._blocks.paths import check_paths, fits, option_for
 from natgrad._blocks.uses import Masks
 from natgrad._check import is_concrete
 from natgrad._sites.layers import Weight
@@ -35,6 +35,18 @@ def check_mask(mask: Any, count: int, subject: str) -> dict[str, Array]:
     return {name: jnp.asarray(one) for name, one in given.items()}
 
 
+def check_masks(masks: Mapping[str, Array], names: Sequence[str], weights: Sequence[str], subject: str) -> None:
+    """Refuse masks that would do nothing."""
+    keys = [key for key in masks if key not in ("", OUTPUTS)]
+    check_paths(keys, names, subject)
+    for key in keys:
+        if not any(fits(key, name) for name in weights):
+            raise ValueError(
+                f"{subject}: `mask[{key!r}]` is for a parameter that is no weight. A bias has the mask of its weight; "
+                "other parameters have exact blocks, which only the mask of the outputs, `mask['z']`, changes."
+            )
+
+
 def mask_outputs(masks: Mapping[str, Array], columns: PyTree, subject: str) -> PyTree:
     """Cotangents of the outputs, an axis of columns in front, with zeros at the positions that do not count.
 
@@ -42,12 +54,17 @@ def mask_outputs(masks: Mapping[str, Array], columns: PyTree, subject: str) -> P
     mask = masks.get(OUTPUTS, masks.get(""))
     if mask is None:
         return columns
-    fits = lambda leaf: leaf.shape[1 : 1 + mask.ndim] == mask.shape
-    if OUTPUTS in masks and not any(fits(leaf) for leaf in jax.tree.leaves(columns)):
-        shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(columns)]
+    shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(columns)]
+    if OUTPUTS in masks and not any(shape[: mask.ndim] == mask.shape for shape in shapes):
         raise ValueError(f"{subject}: `mask['z']` of shape {mask.shape} fits no output; their shapes are {shapes}.")
+    if OUTPUTS not in masks and mask.shape in shapes:
+        raise ValueError(
+            f"{subject}: an output has the shape {mask.shape} of the mask, but are its last entries positions or "
+            "something else? Say `mask={'params': mask, 'z': mask}` if they are, and `mask={'params': mask}` if not."
+        )
+    has = lambda leaf: leaf.shape[1 : 1 + mask.ndim] == mask.shape
     spread = lambda leaf: mask.reshape(1, *mask.shape, *(1,) * (leaf.ndim - 1 - mask.ndim)).astype(leaf.dtype)
-    return jax.tree.map(lambda leaf: leaf * spread(leaf) if fits(leaf) else leaf, columns)
+    return jax.tree.map(lambda leaf: leaf * spread(leaf) if has(leaf) else leaf, columns)
 
 
 def masks_of(masks: Mapping[str, Array], weight: Weight, trace: Trace, subject: str) -> Masks:
@@ -70,11 +87,13 @@ def _positions(member: Member, trace: Trace) -> tuple[int, ...]:
 def _placed(mask: Array, positions: Sequence[int], name: str, subject: str) -> Array | None:
     """The mask for positions with the given axes: these, or some that stand together, must be those of the mask."""
     sizes = [size for size in positions if size != 1]
-    own = list(mask.shape[1:])
+    own = [size for size in mask.shape[1:] if size != 1]
+    if not own:
+        return jnp.broadcast_to(mask.reshape(len(mask), 1), (len(mask), int(np.prod(sizes, dtype=int))))
     if not sizes:
         return None
     total = int(np.prod(sizes))
-    if total == int(np.prod(own)):
+    if sizes == [int(np.prod(own))]:
         return mask.reshape(len(mask), total)
     starts = [k for k in range(len(sizes) - len(own) + 1) if sizes[k : k + len(own)] == own]
     if len(starts) != 1:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from natgrad import _text
 from natgrad._blocks.base import Assignment
-from natgrad._blocks.diagonal import Zero
 from natgrad._operator.base import AbstractBlock
 from natgrad._sites.routes import Route
 from natgrad._sites.trace import Trace
@@ -90,7 +89,7 @@ def make_report(
                 numbers * first.itemsize,
                 ", ".join(dict.fromkeys(shares)),
                 "; ".join(reasons),
-                any(one.reason and not isinstance(one, Zero) for one, _ in own),
+                any(one.is_fallback for one, _ in own),
             )
         )
     return StructureReport(tuple(rows))

@@ -13,7 +13,7 @@ from natgrad import _tree
 from natgrad._per_example.recording import Recording
 from natgrad._per_example.statistics import scale_of
 from natgrad._sites.copies import CopyOf
-from natgrad._sites.layers import Weight
+from natgrad._sites.layers import Shift, Weight
 from natgrad._sites.routes import Member
 from natgrad._sites.rules.layout import Layout
 from natgrad._sites.rules.lookup import LookupLayout
@@ -27,18 +27,18 @@ Masks = dict[int, Array]
 class View:
     """How a block sees the uses of a weight.
 
-    `ones` are the uses with a bias, for which inputs get one more entry (`None`: the block has no bias). With
-    `is_bias` that entry is all they have."""
+    With a `bias`, inputs get one more entry: what the bias is multiplied by at that use, usually one. With `is_bias`
+    that entry is all they have."""
 
     weight: Weight
-    ones: tuple[Member, ...] | None
+    bias: Shift | None
     is_bias: bool = False
 
     @property
     def upright(self) -> tuple[Member, ...]:
         """The uses along the weight, look-ups first."""
         if self.is_bias:
-            return self.ones or ()
+            return self.bias.members if self.bias is not None else ()
         return (*self.weight.group.lookups, *self.weight.upright)
 
     @property
@@ -63,9 +63,9 @@ class View:
         if member.through is not None and not member.through.is_output:
             a = jnp.einsum("ngtd,gkd->ngtk", a, self._other(recording, member, a))
         a = _scaled(recording, member, a)
-        if self.ones is None or member.is_swapped:
+        if self.bias is None or member.is_swapped:
             return a
-        one = jnp.full((*a.shape[:-1], 1), float(member in self.ones), a.dtype)
+        one = jnp.broadcast_to(self._one(recording, member).astype(a.dtype), (*a.shape[:-1], 1))
         return one if self.is_bias else jnp.concatenate([a, one], axis=-1)
 
     def cotangents(self, recording: Recording, member: Member, data: Any) -> Float[Array, "n c g t o"]:
@@ -77,7 +77,7 @@ class View:
             h = jnp.einsum("ncgto,gko->ncgtk", h, self._other(recording, member, h))
         if isinstance(member.layout, LookupLayout):
             h = _scaled(recording, member, h)
-        if member.is_swapped and self.ones is not None:
+        if member.is_swapped and self.bias is not None:
             h = jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, 1)])
         mask = data[2]
         return h if mask is None else h * mask[:, None, None, :, None].astype(h.dtype)
@@ -92,6 +92,14 @@ class View:
         """The rows that a look-up reads."""
         assert isinstance(member.layout, LookupLayout)
         return jax.vmap(member.layout.indices)(data[0])
+
+    def _one(self, recording: Recording, member: Member) -> Array:
+        """What the bias is multiplied by at a use; zero where it is not added."""
+        own = [one for one in self.bias.added if one.member is member] if self.bias is not None else []
+        if not own:
+            return jnp.zeros(())
+        scale = number(recording, own[0].copy) if own[0].copy.is_scaled else jnp.ones(())
+        return -scale if own[0].is_subtracted else scale
 
     def _other(self, recording: Recording, member: Member, like: Array) -> Array:
         """The other factor of a weight that is a product."""
@@ -116,8 +124,13 @@ def _scaled(recording: Recording, member: Member, x: Array) -> Array:
     copies: list[CopyOf] = [member.copy] if member.through is None else [member.copy, member.through.own]
     for copy in copies:
         if copy.is_scaled:
-            # The same number for all entries of the parameter, and zero for others in the weight.
-            scales = scale_of(recording, copy)
-            high, low = jnp.max(scales), jnp.min(scales)
-            x = x * jnp.where(high > -low, high, low).astype(x.dtype)
+            x = x * number(recording, copy).astype(x.dtype)
     return x
+
+
+def number(recording: Recording, copy: CopyOf) -> Array:
+    """What a uniform copy is multiplied by: the same for all entries of the parameter, and zero for others beside
+    them."""
+    scales = scale_of(recording, copy)
+    high, low = jnp.max(scales), jnp.min(scales)
+    return jnp.where(high > -low, high, low)

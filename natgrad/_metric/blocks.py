@@ -12,7 +12,7 @@ from natgrad import _tree
 from natgrad._blocks.report import StructureReport, block_dtype
 from natgrad._check import check_damping, real_array
 from natgrad._metric.base import AbstractMetric
-from natgrad._model import check_structure
+from natgrad._model import check_structure, finite
 from natgrad._operator import batched
 from natgrad._operator.base import AbstractBlock, Eigen
 from natgrad._operator.place import Place
@@ -28,7 +28,7 @@ class Blocks(eqx.Module):
     structure: tuple = eqx.field(static=True)
 
     def mv(self, v: PyTree) -> PyTree:
-        return self._mapped(lambda block, part: block.mv(part), v)
+        return _tree.cast_like(self._mapped(lambda block, part: block.mv(part), v), v)
 
     def diagonal(self) -> PyTree:
         return self._mapped(lambda block, _: block.diagonal(), self.zeros())
@@ -72,11 +72,12 @@ class Blocks(eqx.Module):
         return [(block, part) for block, part in zip(self.blocks, by_block(self.blocks, batched.eigen), strict=True)]
 
     def _mapped(self, function: Callable, v: PyTree) -> PyTree:
+        """`function(block, part)` of every block, put together in single precision at least."""
         leaves, treedef = jax.tree.flatten(v)
         wide = [jnp.zeros(leaf.shape, _tree.wide(leaf)) for leaf in leaves]
         for block, place in zip(self.blocks, self.places, strict=True):
             place.scatter(function(block, place.gather(leaves, block_dtype(block))), wide)
-        return _tree.cast_like(jax.tree.unflatten(treedef, wide), v)
+        return jax.tree.unflatten(treedef, wide)
 
 
 def by_block(blocks: Sequence[AbstractBlock], function: Callable) -> list[list[Any]]:
@@ -113,11 +114,13 @@ class BlockMetric(AbstractMetric):
           times faster, but is the inverse of more than $G + \lambda I$.
         - `previous`: an inverse of the same model, whose blocks are kept where the new ones are not finite.
 
-        `BlockInverse.failures` counts the matrices for which anything had to be done."""
+        `BlockInverse.failures` counts the blocks for which anything had to be done."""
         is_undamped = check_damping(damping, "`BlockMetric.inverse`")
         damping = real_array(damping, "`BlockMetric.inverse`: `damping`")
-        if previous is not None and previous.operator.places != self.operator.places:
-            raise ValueError("`BlockMetric.inverse` got a `previous` inverse of another model, or in other blocks.")
+        if previous is not None and not isinstance(previous, BlockInverse):
+            raise TypeError(
+                f"`BlockMetric.inverse` needs `previous` to be a `BlockInverse`, but got `{type(previous).__name__}`."
+            )
         return _inverse(self.operator, damping, factored and not is_undamped, previous)
 
     def logdet(self, damping: Any = 0.0) -> Scalar:
@@ -153,8 +156,9 @@ class BlockMetric(AbstractMetric):
 
 
 class BlockInverse(eqx.Module):
-    """The inverse of a damped metric, block by block. `failures` counts the matrices that could not be inverted and
-    were replaced: by those of the previous inverse, if there was one, or by what their eigenvalues gave."""
+    """The inverse of a damped metric, block by block. `failures` counts the blocks that could not be inverted as they
+    are: those with a factor that was not positive definite, and inverted with the least damping that makes it so; and
+    those that are not finite, in whose place stands that of the previous inverse, if there was one."""
 
     operator: Blocks
     failures: Int[Array, ""]
@@ -177,14 +181,19 @@ def _inverse(operator: Blocks, damping: Scalar, factored: bool, previous: BlockI
         found = by_block(damped.blocks, batched.inverse)
         matrices = [[matrix for matrix, _ in own] for own in found]
         new = operator.replaced([b.inverted(own) for b, own in zip(damped.blocks, matrices, strict=True)])
-        failed = [jnp.sum(~is_good) for own in found for _, is_good in own]
+        is_good = [jnp.all(jnp.stack([jnp.array(True), *(jnp.all(g) for _, g in own)])) for own in found]
     else:
-        new = operator.function(lambda s: reciprocal(s, damping.astype(s.dtype)))
-        failed = []
-    is_finite = [jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(b)])) for b in new.blocks]
-    failures = jnp.sum(jnp.stack([*failed, *((~good).astype(int) for good in is_finite)]))
+        new = operator.function(lambda s: reciprocal(s + damping.astype(s.dtype)))
+        is_good = [jnp.array(True) for _ in new.blocks]
+    is_finite = [finite(block).holds for block in new.blocks]
+    failures = jnp.sum(~(jnp.stack(is_good) & jnp.stack(is_finite)))
     if previous is None:
         return BlockInverse(new, failures)
+    if jax.tree.structure(previous.operator) != jax.tree.structure(new):
+        raise ValueError(
+            "`BlockMetric.inverse` got a `previous` inverse of another model, or in another form: use the same metric "
+            "and the same `factored` for both."
+        )
     kept = [
         jax.tree.map(lambda a, b: jnp.where(good, a, b), block, old)  # noqa: B023
         for good, block, old in zip(is_finite, new.blocks, previous.operator.blocks, strict=True)
@@ -192,13 +201,10 @@ def _inverse(operator: Blocks, damping: Scalar, factored: bool, previous: BlockI
     return BlockInverse(new.replaced(kept), failures + previous.failures)
 
 
-def reciprocal(values: Array, damping: Scalar) -> Array:
-    """`1 / (values + damping)`, zero where an undamped eigenvalue cannot be told from zero."""
-    size = values[0].size
-    rounding = size * jnp.finfo(values.dtype).eps * jnp.max(values, axis=tuple(range(1, values.ndim)), keepdims=True)
-    total = values + damping
-    is_zero = (total == 0) | ((damping == 0) & (values <= rounding))
-    return jnp.where(is_zero, 0.0, 1 / jnp.where(is_zero, 1.0, total))
+def reciprocal(values: Array) -> Array:
+    """One over each eigenvalue, but zero for zero: the pseudo-inverse."""
+    is_zero = values == 0
+    return jnp.where(is_zero, 0.0, 1 / jnp.where(is_zero, 1.0, values))
 
 
 @eqx.filter_jit

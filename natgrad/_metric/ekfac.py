@@ -17,6 +17,7 @@ from natgrad._operator import batched
 from natgrad._operator.base import AbstractBlock
 from natgrad._operator.eigen import EigenBlock
 from natgrad._operator.factor import Factor
+from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._types import Key
 
 
@@ -52,7 +53,7 @@ def ekfac(
       earlier step; then nothing is decomposed that has been already.
     - Others as for `kfac`.
     """
-    rules = Rules(sharing, bias, dict(structures or {}), max_factor, oversized=oversized)
+    rules = Rules(sharing, bias, {} if structures is None else structures, max_factor, oversized=oversized)
     request = Request("`ekfac`", rules, key, num_samples, mask, strict, in_axes, check, budget)
     return request.build(_ekfac, model, geometry, params, x, basis)
 
@@ -60,23 +61,31 @@ def ekfac(
 @eqx.filter_jit
 def _ekfac(model, geometry, params, x, request: Request, masks, basis: BlockMetric | None) -> BlockMetric:
     batch = prepared(model, geometry, params, x, request, masks)
-    places = tuple(one.place for one in batch.assignments)
     if basis is None:
         leading: Sequence[AbstractBlock] = batch.blocks(
             [one for one in batch.assignments if isinstance(one, Kronecker)]
         )
-    elif basis.operator.places != places:
-        raise ValueError(f"{request.subject} got a `basis` of another model, or in other blocks.")
     else:
-        pairs = zip(batch.assignments, basis.operator.blocks, strict=True)
-        leading = [block for one, block in pairs if isinstance(one, Kronecker)]
+        leading = _given(basis, batch.assignments, request.subject)
     found = iter(bases(leading))
     assignments = [_corrected(one, *next(found)) if isinstance(one, Kronecker) else one for one in batch.assignments]
     return batch.metric(assignments, batch.blocks(assignments))
 
 
+def _given(basis: BlockMetric, assignments: Sequence[Assignment], subject: str) -> Sequence[AbstractBlock]:
+    """The blocks of a basis, if they are those that are wanted."""
+    if not isinstance(basis, BlockMetric):
+        raise TypeError(f"{subject} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
+    same = basis.operator.places == tuple(one.place for one in assignments)
+    pairs = zip(assignments, basis.operator.blocks, strict=False)
+    leading = [block for one, block in pairs if isinstance(one, Kronecker)]
+    if not same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in leading):
+        raise ValueError(f"{subject} got a `basis` of another model, or in other blocks.")
+    return leading
+
+
 def _corrected(assignment: Kronecker, inputs: Factor, outputs: Factor) -> Assignment:
-    return Corrected(assignment.place, assignment.reason, assignment, inputs, outputs)
+    return Corrected(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
 
 
 def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:

@@ -14,7 +14,7 @@ from natgrad._blocks.base import Assignment
 from natgrad._blocks.choose import Rules, check_rules, choose
 from natgrad._blocks.masks import check_mask, mask_outputs
 from natgrad._blocks.report import make_report
-from natgrad._check import require
+from natgrad._check import is_concrete
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.blocks import BlockMetric, Blocks
 from natgrad._metric.diagonal import factor_columns, sample_columns
@@ -61,15 +61,16 @@ def kfac(
       of its own, right where each has its own term in the loss. `"reduce"` averages inputs and sums cotangents over
       them first, right where they are pooled.
     - `bias`: `"joint"` gives a weight and its bias one block, `"separate"` one each.
-    - `mask`: zeros at positions that do not count (padding), an array of examples by positions. A mapping gives
-      parameters masks of their own, by path, and `"z"` that of the outputs.
+    - `mask`: zeros at positions that do not count (padding), an array of examples by positions, for the weights that
+      are used at as many positions and for outputs that have them. A mapping gives weights masks of their own, by path,
+      and `"z"` that of the outputs. Exact blocks are those of the outputs that count.
     - `strict`: whether to refuse a model in which some parameter would get less than its structure, instead of warning.
     - `structures`: `"kronecker"`, `"dense"` or `"diagonal"` for the parameters at or below a path.
     - `max_factor`: the largest factor to store. Above it that side of the product is diagonal, or with
       `oversized="blocked"` it is made of blocks that are no larger.
     - `in_axes`, `check`, `budget`: as for `per_example`.
     """
-    rules = Rules(sharing, bias, dict(structures or {}), max_factor, oversized=oversized)
+    rules = Rules(sharing, bias, {} if structures is None else structures, max_factor, oversized=oversized)
     request = Request("`kfac`", rules, key, num_samples, mask, strict, in_axes, check, budget)
     return request.build(_kfac, model, geometry, params, x)
 
@@ -91,8 +92,10 @@ class Request(eqx.Module):
         self, compute: Callable, model: Callable, geometry: AbstractGeometry, params: PyTree, x: PyTree, *more: Any
     ) -> BlockMetric:
         subject = self.subject
-        if self.num_samples < 1:
-            raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {self.num_samples}.")
+        if not isinstance(self.num_samples, int) or self.num_samples < 1:
+            raise ValueError(
+                f"{subject} needs `num_samples` to be a whole number of at least 1, but got {self.num_samples}."
+            )
         check_rules(self.rules, subject)
         check_params(params, subject)
         masks = check_mask(self.mask, num_examples(x, subject, self.in_axes), subject)
@@ -108,8 +111,22 @@ class Request(eqx.Module):
                     "want for them with `structures={path: ...}`."
                 )
             warnings.warn(f"{subject}: {found}. `report()` has the details.", stacklevel=3)
-        require(metric.operator, [finite(metric.operator)], f"{subject}: every factor", traced=False)
+        _require_finite(metric, subject)
         return metric
+
+
+def _require_finite(metric: BlockMetric, subject: str) -> None:
+    """Refuse factors that are not finite, where they are known."""
+    paths, operator = list(metric.report()), metric.operator
+    if not is_concrete(operator):
+        return
+    places = zip(operator.places, operator.blocks, strict=True)
+    bad = [paths[place.parts[0].leaf] for place, block in places if not bool(finite(block).holds)]
+    if bad:
+        raise ValueError(
+            f"{subject} needs finite numbers in every factor, but those of {', '.join(f'`{path}`' for path in bad)} "
+            "are not. Look for NaN or infinity in `params` and `x`, or for an overflow in the gradients."
+        )
 
 
 @eqx.filter_jit

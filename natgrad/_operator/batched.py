@@ -44,11 +44,17 @@ def symmetric(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
 
 
 def eigen(matrices: Float[Array, "m k k"]) -> Eigen:
-    """Eigenvalues and eigenvectors of semidefinite matrices. Eigenvalues that are negative by rounding are zero."""
+    """Eigenvalues and eigenvectors of semidefinite matrices. Eigenvalues that cannot be told from zero are zero."""
     if matrices.shape[-1] == 1:
         return Eigen(jnp.maximum(matrices[:, 0], 0.0), jnp.ones_like(matrices))
     values, vectors = jnp.linalg.eigh(symmetric(matrices))
-    return Eigen(jnp.maximum(values, 0.0), vectors)
+    return Eigen(without_rounding(values, matrices.shape[-1]), vectors)
+
+
+def without_rounding(values: Float[Array, "m ..."], size: int) -> Float[Array, "m ..."]:
+    """Eigenvalues, with zero in place of those that are rounding next to the largest of a matrix of the given size."""
+    largest = jnp.max(values, axis=tuple(range(1, values.ndim)), keepdims=True)
+    return jnp.where(values <= size * jnp.finfo(values.dtype).eps * largest, 0.0, values)
 
 
 def inverse(matrices: Float[Array, "m k k"]) -> tuple[Float[Array, "m k k"], Bool[Array, " m"]]:

@@ -4,6 +4,7 @@ from jaxtyping import Array, Float
 
 from natgrad._operator import factor
 from natgrad._operator.base import AbstractBlock
+from natgrad._operator.batched import without_rounding
 from natgrad._operator.factor import Factor
 
 
@@ -30,16 +31,16 @@ class EigenBlock(AbstractBlock):
         return []
 
     def eigenvalues(self, eigen):
-        return self.values
+        return without_rounding(self.values, max(self.values.shape[1:]))
 
     def function(self, eigen, f):
-        return EigenBlock(self.input_basis, self.output_basis, f(self.values))
+        return EigenBlock(self.input_basis, self.output_basis, f(self.eigenvalues(eigen)))
 
     def damped(self, damping):
-        return self.function([], lambda s: s + damping.astype(s.dtype))
+        return EigenBlock(self.input_basis, self.output_basis, self.values + damping.astype(self.values.dtype))
 
     def inverted(self, inverses):
-        return self.function([], lambda s: 1 / s)
+        return EigenBlock(self.input_basis, self.output_basis, 1 / self.values)
 
     @property
     def factor_shapes(self):

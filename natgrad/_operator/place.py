@@ -96,8 +96,8 @@ def part(leaf: int, shape: Shape, numbers: np.ndarray) -> Part:
 
 def _order(shape: Shape, numbers: np.ndarray) -> tuple[int, ...] | None:
     """The order of axes that gives the entries their places, if there is one."""
-    if not shape:
-        return ()
+    if not numbers.size or not shape:
+        return tuple(range(len(shape)))
     axes = np.arange(numbers.size, dtype=numbers.dtype).reshape(shape)
     flat = numbers.reshape(-1)
     probes = np.linspace(0, flat.size - 1, 7).astype(int)

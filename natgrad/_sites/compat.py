@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.core
+import jax.numpy as jnp
 from jax.extend import core
 
 # An equation of a jaxpr, of which this file knows what the types do not say.
@@ -173,9 +174,10 @@ def evaluate(eqn: Equation, operands: list[Any]) -> list[Any]:
     """The results of an equation for given operands, one for each slot even where a variable is repeated.
 
     The dtypes need not be those of the equation, so that integers can be sent where numbers would go."""
-    slots = [index for index, atom in enumerate(eqn.invars) if not is_literal(atom)]
+    is_kept = lambda index, atom: is_literal(atom) and jnp.result_type(operands[index]) == atom.aval.dtype
+    slots = [index for index, atom in enumerate(eqn.invars) if not is_kept(index, atom)]
     atoms = [eqn.invars[index] for index in slots]
-    if len(set(atoms)) < len(atoms):
+    if any(map(is_literal, atoms)) or len(set(atoms)) < len(atoms):
         atoms = [core.Var(atom.aval) for atom in atoms]
         fresh = dict(zip(slots, atoms, strict=True))
         eqn = eqn.replace(invars=[fresh.get(index, atom) for index, atom in enumerate(eqn.invars)])

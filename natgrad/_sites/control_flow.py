@@ -33,8 +33,8 @@ class Remat(Step):
 
 @dataclass(frozen=True, eq=False)
 class Cond(Step):
-    """A choice between plans. What the plans not taken would have recorded is one, which is harmless: its cotangent is
-    zero, and few derivatives are not finite there."""
+    """A choice between plans. What the plans not taken would have recorded is zero where only products need it, and
+    one elsewhere, where few derivatives are not finite: the cotangent is zero."""
 
     plans: tuple[Plan, ...]
     operands: tuple[Value, ...]
@@ -58,7 +58,10 @@ class Cond(Step):
 
     def _blank(self, plan: Plan, wanted: frozenset[Dependent]) -> list:
         inner = lambda value: (self.lengths[loop] for loop in value.loops[len(plan.loops) :])
-        return [jnp.ones((*inner(v), *v.aval.shape), v.aval.dtype) for v in plan.recorded(wanted)]
+        is_product = lambda site: site.eqn is not None and (compat.dot(site.eqn) or compat.convolution(site.eqn))
+        others = {v for site in plan.sites() if not is_product(site) for v in site.recorded}
+        fill = lambda v: jnp.ones if v in others else jnp.zeros
+        return [fill(v)((*inner(v), *v.aval.shape), v.aval.dtype) for v in plan.recorded(wanted)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,17 +24,26 @@ class Source(NamedTuple):
     site: Site
     rearranged: tuple[compat.Equation, ...]
 
+    def carried(self, x: np.ndarray) -> np.ndarray:
+        """An array like the result of the site (its loops in front) as one like the value."""
+        lead, places = x.shape[: len(self.site.loops)], self._places()
+        return x.reshape(*lead, -1)[..., places.reshape(-1)].reshape(*lead, *places.shape)
+
     def carried_back(self, x: np.ndarray) -> np.ndarray:
-        """An array like the value (its loops in front) as one like the result of the site."""
+        """An array like the value as one like the result of the site, if neither repeats entries of the other."""
+        lead, places = x.shape[: len(self.site.loops)], self._places()
+        back = np.empty((*lead, places.size), x.dtype)
+        back[..., places.reshape(-1)] = x.reshape(*lead, -1)
+        return back.reshape(*lead, *self.site.avals[0].shape)
+
+    def _places(self) -> np.ndarray:
+        """Which entry of the result of the site each entry of the value is."""
         shape = self.site.avals[0].shape
-        lead = x.shape[: len(self.site.loops)]
         with jax.ensure_compile_time_eval():
             places = jnp.arange(int(np.prod(shape, dtype=int))).reshape(shape)
             for eqn in self.rearranged:
                 (places,) = compat.evaluate(eqn, [places])
-        back = np.empty((*lead, np.size(places)), x.dtype)
-        back[..., np.asarray(places).reshape(-1)] = x.reshape(*lead, -1)
-        return back.reshape(*lead, *shape)
+        return np.asarray(places)
 
 
 class Flow:
@@ -58,7 +67,7 @@ class Flow:
         cotangents of their results are those of the value, since they reach nothing else.
 
         With `is_scaled`, sites are also found behind products with other values, entry by entry, and their results
-        may be used elsewhere, so that nothing is said of cotangents."""
+        may be repeated or used elsewhere, so that nothing is said of cotangents."""
         return sorted(self._back(value, (), is_scaled), key=lambda source: source.site.number)
 
     def _back(self, value: Any, eqns: tuple, is_scaled: bool) -> Iterator[Source]:
@@ -85,7 +94,7 @@ def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence
     operands = [(k, value) for k, value in enumerate(step.operands) if isinstance(value, Dependent)]
     if name in compat.SAME:
         yield from ((value, ()) for _, value in operands)
-    elif name in REARRANGED:
+    elif name in REARRANGED or (name == "broadcast_in_dim" and is_scaled):
         yield from ((value, (eqn,)) for _, value in operands)
     elif name in SUMS or (name in ELEMENTWISE and is_scaled) or name == "sub":
         same = [(k, value) for k, value in operands if value.aval.shape == shape]

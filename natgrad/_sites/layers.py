@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from natgrad._sites import low_rank
-from natgrad._sites.copies import copy_of, leaf_of
+from natgrad._sites.copies import CopyOf, copy_of, leaf_of
 from natgrad._sites.flow import SUMS, Flow, Source
 from natgrad._sites.routes import Group, Member, Route
 from natgrad._sites.trace import Trace
@@ -29,13 +29,27 @@ class Selection:
 
 
 @dataclass(frozen=True, eq=False)
+class Added:
+    """A parameter, as it is added to the result of one use of a weight: a copy, perhaps times a number, or taken
+    away."""
+
+    member: Member
+    copy: CopyOf
+    is_subtracted: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Shift:
     """A parameter that is added to the results of some uses of a weight. `entries` are the numbers of its entries, for
     every group and output."""
 
     leaf: int
-    members: tuple[Member, ...]
+    added: tuple[Added, ...]
     entries: Numbers
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(one.member for one in self.added)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,53 +161,60 @@ def _selection(entries: Numbers) -> Selection | None:
 
 def _shift(trace: Trace, flow: Flow, route: Route, weight: Weight) -> Shift | None:
     """The parameter as one that is added to results of a weight, if that is all it does."""
-    if not route.uses or weight.group.lookups or weight.selection is not None:
+    if not route.uses or weight.group.lookups:
         return None
     if any(member.through is not None and member.through.is_output for member in weight.group.members):
         return None
-    members, entries = [], None
+    added: list[Added] = []
+    entries = None
     for use in route.uses:
-        numbers = _numbers(trace, use, route.leaf) if use.site.primitive in SUMS else None
-        if numbers is None:
+        is_sum = use.site.primitive in SUMS or (use.site.primitive == "sub" and use.operand == 1)
+        found = _copied(trace, use, route.leaf) if is_sum else None
+        if found is None or not found[0].is_uniform:
             return None
+        copy, numbers = found
         beside = use.site.operands[1 - use.operand]
         found = [
-            (member, _per_output(source, member, numbers))
+            (member, _per_output(source, member, numbers, weight.selection))
             for source in flow.sources(beside)
             for member in weight.upright
             if source.site is member.use.site and source.site.loops == use.site.loops
         ]
-        found = [(member, outputs) for member, outputs in found if outputs is not None and member not in members]
+        taken = [one.member for one in added]
+        found = [(member, outputs) for member, outputs in found if outputs is not None and member not in taken]
         if not found or (entries is not None and not np.array_equal(entries, found[0][1])):
             return None
-        members.append(found[0][0])
+        added.append(Added(found[0][0], copy, use.site.primitive == "sub"))
         entries = found[0][1]
     assert entries is not None
-    return Shift(route.leaf, tuple(members), entries)
+    return Shift(route.leaf, tuple(added), entries)
 
 
-def _per_output(source: Source, member: Member, numbers: Numbers) -> Numbers | None:
+def _per_output(source: Source, member: Member, numbers: Numbers, selection: Selection | None) -> Numbers | None:
     """Which entry of a shift is added to each output of a use, if that is so at all positions, and no entry twice."""
     placed = np.asarray(member.layout.cotangents(source.carried_back(numbers)))
     first = placed[:, 0]
-    is_same = np.array_equal(placed, np.broadcast_to(first[:, None], placed.shape))
-    return first if is_same and first.min() >= 0 and len(np.unique(first)) == first.size else None
+    if not np.array_equal(placed, np.broadcast_to(first[:, None], placed.shape)):
+        return None
+    own = first if selection is None else first[np.ix_(selection.groups, selection.outputs)]
+    is_all = own.min() >= 0 and np.sum(first >= 0) == own.size
+    return own if is_all and len(np.unique(own)) == own.size else None
 
 
-def _numbers(trace: Trace, use: Use, leaf: int) -> Numbers | None:
-    """For every entry of the result of a site (its loops in front), the number of the entry of a parameter that
-    meets it."""
+def _copied(trace: Trace, use: Use, leaf: int) -> tuple[CopyOf, Numbers] | None:
+    """The value of a use as a copy of a parameter, and for every entry of the result of its site (loops in front) the
+    number of the parameter's entry that meets it, -1 for none."""
     origin = leaf_of(use.value, leaf)
     copy = copy_of(use.value, origin, trace.lengths) if origin is not None else None
-    numbers = copy.index_map() if copy is not None and not copy.is_mixed else None
-    if numbers is None or len(use.site.avals) != 1:
+    numbers = copy.index_map() if copy is not None else None
+    if copy is None or numbers is None or len(use.site.avals) != 1:
         return None
     own, loops = use.value.loops, use.site.loops
     shape = use.site.avals[0].shape
     rank = len(shape) - len(use.value.aval.shape)
     lead = [trace.lengths[loop] if loop in own else 1 for loop in loops]
     placed = numbers.reshape(*lead, *(1,) * rank, *use.value.aval.shape)
-    return np.broadcast_to(placed, (*(trace.lengths[loop] for loop in loops), *shape))
+    return copy, np.broadcast_to(placed, (*(trace.lengths[loop] for loop in loops), *shape))
 
 
 def _all_units(trace: Trace, flow: Flow, routes: Sequence[Route]) -> list[Units]:
@@ -202,7 +223,7 @@ def _all_units(trace: Trace, flow: Flow, routes: Sequence[Route]) -> list[Units]
     scales = {site: route for site, route in by_site.items() if site.primitive == "mul"}
     found, taken = [], set()
     for site, route in by_site.items():
-        if site.primitive not in SUMS:
+        if site.primitive not in SUMS | {"sub"} or len(site.operands) != 2:
             continue
         beside = site.operands[1 - route.uses[0].operand]
         for source in flow.sources(beside, is_scaled=True):
@@ -218,9 +239,9 @@ def _all_units(trace: Trace, flow: Flow, routes: Sequence[Route]) -> list[Units]
 
 
 def _units(trace: Trace, scale: Route, shift: Route, source: Source) -> Units | None:
-    numbers = [_numbers(trace, route.uses[0], route.leaf) for route in (scale, shift)]
-    if numbers[0] is None or numbers[1] is None:
+    copies = [_copied(trace, route.uses[0], route.leaf) for route in (scale, shift)]
+    if copies[0] is None or copies[1] is None:
         return None
-    pairs = np.unique(np.stack([numbers[0].reshape(-1), source.carried_back(numbers[1]).reshape(-1)]), axis=1)
+    pairs = np.unique(np.stack([source.carried(copies[0][1]).reshape(-1), copies[1][1].reshape(-1)]), axis=1)
     is_one_to_one = all(len(np.unique(side)) == pairs.shape[1] for side in pairs)
     return Units(scale.leaf, shift.leaf, pairs[0], pairs[1]) if is_one_to_one and pairs.min() >= 0 else None

@@ -1,6 +1,6 @@
 from natgrad import _tree
 from natgrad._metric.blocks import BlockMetric
-from natgrad._solve.base import AbstractSolver, System
+from natgrad._solve.base import AbstractSolver, System, accurate
 from natgrad._solve.result import RESULTS
 
 
@@ -20,4 +20,5 @@ class Blockwise(AbstractSolver):
             )
         inverse = metric.inverse(0.0 if system.is_undamped else system.damping)
         value = _tree.flatten(inverse.mv(system.unflatten(system.covector)))[0].astype(system.covector.dtype)
-        return value, RESULTS.where(inverse.failures == 0, RESULTS.successful, RESULTS.not_finite), {}
+        solved = RESULTS.successful if system.is_undamped else accurate(system, value)
+        return value, RESULTS.where(inverse.failures == 0, solved, RESULTS.not_finite), {}
