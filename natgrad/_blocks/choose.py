@@ -145,7 +145,7 @@ class Chooser:
         """A parameter by itself: dense if it is small, which is exact, and otherwise diagonal."""
         struct, route, asked = self.trace.param_structs[leaf], self.routes[leaf], self._asked(leaf)
         place = column_of(leaf, struct.shape)
-        if not route.uses:
+        if not route.uses or 0 in struct.shape:
             return Zero(place, UNUSED, False, _tree.wide(struct))
         is_entrywise = not reason and _is_entrywise(route, struct)
         reason = "it acts entry by entry" if is_entrywise else reason or f"used by `{route.uses[0].site.primitive}`"

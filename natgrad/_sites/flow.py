@@ -1,7 +1,7 @@
 """Which results of sites reach a value unchanged: through reshapes, transpositions, casts and sums."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +19,10 @@ ELEMENTWISE = {"mul", "div"}
 
 
 class Source(NamedTuple):
-    """A site whose result reaches a value, and the equations that rearrange it on the way."""
+    """A site whose result reaches a value, and what rearranges it on the way."""
 
     site: Site
-    rearranged: tuple[compat.Equation, ...]
+    rearranged: tuple[Callable[[Any], Any], ...]
 
     def carried(self, x: np.ndarray) -> np.ndarray:
         """An array like the result of the site (its loops in front) as one like the value."""
@@ -41,8 +41,8 @@ class Source(NamedTuple):
         shape = self.site.avals[0].shape
         with jax.ensure_compile_time_eval():
             places = jnp.arange(int(np.prod(shape, dtype=int))).reshape(shape)
-            for eqn in self.rearranged:
-                (places,) = compat.evaluate(eqn, [places])
+            for rearrange in self.rearranged:
+                places = rearrange(places)
         return np.asarray(places)
 
 
@@ -70,21 +70,21 @@ class Flow:
         may be repeated or used elsewhere, so that nothing is said of cotangents."""
         return sorted(self._back(value, (), is_scaled), key=lambda source: source.site.number)
 
-    def _back(self, value: Any, eqns: tuple, is_scaled: bool) -> Iterator[Source]:
+    def _back(self, value: Any, after: tuple, is_scaled: bool) -> Iterator[Source]:
         if value not in self._producers or (self._num_uses[value] != 1 and not is_scaled):
             return
         step, position = self._producers[value]
         if isinstance(step, Meet):
             if len(step.outputs) == 1:
-                yield Source(step.site, eqns)
+                yield Source(step.site, after)
             if step.site.primitive not in compat.SHIFTED:
                 return
         elif not isinstance(step, Bind):
             if isinstance(step, Remat):
-                yield from self._back(step.plan.ends[position], eqns, is_scaled)
+                yield from self._back(step.plan.ends[position], after, is_scaled)
             return
         for operand, rearranged in _unchanged(step, is_scaled):
-            yield from self._back(operand, (*rearranged, *eqns), is_scaled)
+            yield from self._back(operand, (*rearranged, *after), is_scaled)
 
 
 def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence]]:
@@ -95,7 +95,11 @@ def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence
     if name in compat.SAME:
         yield from ((value, ()) for _, value in operands)
     elif name in REARRANGED or (name == "broadcast_in_dim" and is_scaled):
-        yield from ((value, (eqn,)) for _, value in operands)
+        yield from ((value, (lambda x: compat.evaluate(eqn, [x])[0],)) for _, value in operands)
     elif name in SUMS or (name in ELEMENTWISE and is_scaled) or name == "sub":
-        same = [(k, value) for k, value in operands if value.aval.shape == shape]
-        yield from ((value, ()) for k, value in same if name != "sub" or k == 0)
+        for k, value in operands:
+            if value.aval.shape == shape and (name != "sub" or k == 0):
+                yield value, ()
+            elif is_scaled and len(value.aval.shape) == len(shape):
+                # Axes of size one are repeated.
+                yield value, (lambda x: jnp.broadcast_to(x, shape),)
