@@ -44,7 +44,7 @@ format: .venv/.stamp  ## put the sources into shape
 docs: .venv/.stamp  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: .venv/.stamp .venv-peers/.stamp  ## measure the costs promised by the documentation, and those of the peers
+bench: .venv/.stamp .venv-peers/.stamp .venv-kfac-jax/.stamp  ## measure the costs promised by the documentation, and those of the peers
 	$(BIN)/python benchmarks/run.py
 
 lock: .venv/.stamp  ## move requirements/dev.txt to the newest versions
@@ -69,6 +69,11 @@ clean:  ## remove environments, caches and products
 .venv-newest/.stamp: pyproject.toml
 	$(NEWEST) -m venv .venv-newest
 	.venv-newest/bin/pip install --quiet --upgrade --editable '.[test]'
+	@touch $@
+
+.venv-kfac-jax/.stamp: requirements/kfac-jax.txt
+	$(PYTHON) -m venv .venv-kfac-jax
+	.venv-kfac-jax/bin/pip install --quiet --requirement requirements/kfac-jax.txt
 	@touch $@
 
 .venv-peers/.stamp: requirements/peers.txt

@@ -260,7 +260,10 @@ def test_bad_options():
     refused("`kfac` needs `oversized` to be one of ('diagonal', 'blocked')", oversized="identity")
     refused("`kfac` needs `num_samples` to be a whole number of at least 1, but got 0.", num_samples=0)
     refused("`kfac` needs `max_factor` to be a whole number of at least 1, but got 0.", max_factor=0)
-    refused("`kfac` needs a structure among ('kronecker', 'dense', 'diagonal')", structures={"params": "full"})
+    refused(
+        "`kfac` needs a structure among ('kronecker', 'eigenvalue-corrected',",
+        structures={"params": "full"},
+    )
     refused("`kfac`: there is no parameter at `params['tabel']`.", structures={"params['tabel']": "dense"})
     refused(
         "`kfac`: `params['power']` cannot have a Kronecker structure, because it acts entry by entry.",

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,18 @@ from natgrad._sites.layers import Layer, Rest, Units, Weight, find_layers
 from natgrad._sites.routes import Route
 from natgrad._sites.trace import Trace
 
-STRUCTURES = ("kronecker", "dense", "diagonal")
+STRUCTURES = ("kronecker", "eigenvalue-corrected", "dense", "diagonal")
+FACTORED = STRUCTURES[:2]
 UNUSED = "no output depends on it"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What blocks are made of: `sharing` and `bias` as for `kfac`; `structures` by path; no factor above `max_factor`
-    (`oversized` says what takes its place), and dense blocks up to `max_dense` where there is no weight."""
+    """What blocks are made of: the structure of `weights`; `sharing` and `bias` as for `kfac`; `structures` by path; no
+    factor above `max_factor` (`oversized` says what takes its place), and dense blocks up to `max_dense` where there is
+    no weight."""
 
+    weights: str = "kronecker"
     sharing: str = "expand"
     bias: str = "joint"
     structures: Any = field(default_factory=dict)
@@ -39,7 +42,8 @@ class Rules:
     oversized: str = "diagonal"
 
 
-def check_rules(rules: Rules, subject: str) -> None:
+def check_rules(rules: Rules, subject: str) -> Rules:
+    """The rules in a form that can be compared, if they are sound."""
     allowed = {"sharing": ("expand", "reduce"), "bias": ("joint", "separate"), "oversized": ("diagonal", "blocked")}
     for name, choices in allowed.items():
         if getattr(rules, name) not in choices:
@@ -53,13 +57,14 @@ def check_rules(rules: Rules, subject: str) -> None:
         value = getattr(rules, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{subject} needs `{name}` to be a whole number of at least 1, but got {value}.")
+    return replace(rules, structures=tuple(sorted(rules.structures.items())))
 
 
 def choose(
     trace: Trace, routes: Sequence[Route], rules: Rules, masks: Mapping[str, Array], subject: str
 ) -> list[Assignment]:
     """Blocks that cover every entry of every parameter once, with all its uses."""
-    check_paths(rules.structures, trace.names, subject)
+    check_paths(dict(rules.structures), trace.names, subject)
     chooser = Chooser(trace, routes, rules, masks, subject)
     layers = find_layers(trace, routes)
     _check_uses(layers, routes)
@@ -90,8 +95,8 @@ class Chooser:
 
     def _weight(self, weight: Weight) -> list[Assignment]:
         asked = {leaf: self._asked(leaf) for leaf in (weight.leaf, *(bias.leaf for bias in weight.biases))}
-        plain = [bias for bias in weight.biases if asked[bias.leaf] in (None, "kronecker")]
-        is_plain = asked[weight.leaf] in (None, "kronecker")
+        plain = [bias for bias in weight.biases if asked[bias.leaf] in (None, *FACTORED)]
+        is_plain = asked[weight.leaf] in (None, *FACTORED)
         joined = plain[0] if plain and is_plain and self.rules.bias == "joint" else None
         masks = masks_of(self.masks, weight, self.trace, self.subject)
         found = []
@@ -99,7 +104,7 @@ class Chooser:
             parts = [self._part(weight.leaf, weight.entries)]
             if joined is not None:
                 parts.append(self._part(joined.leaf, joined.entries[:, None]))
-            found.append(self._kronecker(Place(tuple(parts)), View(weight, joined), masks))
+            found.append(self._kronecker(Place(tuple(parts)), View(weight, joined), masks, asked[weight.leaf]))
         else:
             found.append(self._alone(weight.leaf, ""))
         for bias in weight.biases:
@@ -107,12 +112,13 @@ class Chooser:
                 continue
             if bias in plain:
                 place = Place((self._part(bias.leaf, bias.entries[:, None]),))
-                found.append(self._kronecker(place, View(weight, bias, is_bias=True), masks))
+                view = View(weight, bias, is_bias=True)
+                found.append(self._kronecker(place, view, masks, asked[bias.leaf]))
             else:
                 found.append(self._alone(bias.leaf, ""))
         return found
 
-    def _kronecker(self, place: Place, view: View, masks: dict) -> Kronecker:
+    def _kronecker(self, place: Place, view: View, masks: dict, asked: str | None) -> Kronecker:
         sizes = place.block[1:]
         sides, reasons = [], []
         for size, name in zip(sizes, ("inputs", "outputs"), strict=True):
@@ -124,7 +130,9 @@ class Chooser:
                 kind = "diagonal" if side == 1 else f"blocks of {side}"
                 reasons.append(f"{size} {name} are more than `max_factor={self.rules.max_factor}`: {kind}")
         reason = "; ".join(reasons)
-        return Kronecker(place, reason, bool(reasons), view, (sides[0], sides[1]), self.rules.sharing, masks)
+        is_corrected = (asked or self.rules.weights) == "eigenvalue-corrected"
+        shape = sides[0], sides[1]
+        return Kronecker(place, reason, bool(reasons), view, shape, self.rules.sharing, masks, is_corrected)
 
     def _side(self, size: int) -> int:
         if size <= self.rules.max_factor:
@@ -149,7 +157,7 @@ class Chooser:
             return Zero(place, UNUSED, False, _tree.wide(struct))
         is_entrywise = not reason and _is_entrywise(route, struct)
         reason = "it acts entry by entry" if is_entrywise else reason or f"used by `{route.uses[0].site.primitive}`"
-        if asked == "kronecker":
+        if asked in FACTORED:
             raise ValueError(
                 f"{self.subject}: `{self.trace.names[leaf]}` cannot have a Kronecker structure, because {reason}. "
                 "Choose 'dense' or 'diagonal' for it."
@@ -176,7 +184,7 @@ class Chooser:
         return zeros
 
     def _asked(self, leaf: int) -> str | None:
-        return option_for(self.rules.structures, self.trace.names[leaf])
+        return option_for(dict(self.rules.structures), self.trace.names[leaf])
 
     def _part(self, leaf: int, entries: np.ndarray) -> Any:
         return part(leaf, tuple(self.trace.param_structs[leaf].shape), entries)

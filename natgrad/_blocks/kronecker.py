@@ -33,12 +33,14 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Kronecker(Assignment):
-    """The block of a weight, perhaps with its bias. `sides` are the sizes of the blocks within each factor."""
+    """The block of a weight, perhaps with its bias. `sides` are the sizes of the blocks within each factor, and
+    `is_corrected` says whether its eigenvalues are to be corrected."""
 
     view: View
     sides: tuple[int, int]
     sharing: str
     masks: Masks
+    is_corrected: bool
 
     @property
     def structure(self):

@@ -1,23 +1,12 @@
-"""Kronecker-factored metrics with corrected eigenvalues."""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import equinox as eqx
 from jaxtyping import PyTree
 
-from natgrad._blocks.base import Assignment
 from natgrad._blocks.choose import Rules
-from natgrad._blocks.eigen import Corrected
-from natgrad._blocks.kronecker import Kronecker
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._metric.blocks import BlockMetric, by_block
-from natgrad._metric.kfac import Request, prepared
-from natgrad._operator import batched
-from natgrad._operator.base import AbstractBlock
-from natgrad._operator.eigen import EigenBlock
-from natgrad._operator.factor import Factor
-from natgrad._operator.kronecker import KroneckerBlock
+from natgrad._metric.blocks import BlockMetric
+from natgrad._metric.factored import Request
 from natgrad._types import Key
 
 
@@ -53,45 +42,7 @@ def ekfac(
       earlier step; then nothing is decomposed that has been already.
     - Others as for `kfac`.
     """
-    rules = Rules(sharing, bias, {} if structures is None else structures, max_factor, oversized=oversized)
-    request = Request("`ekfac`", rules, key, num_samples, mask, strict, in_axes, check, budget)
-    return request.build(_ekfac, model, geometry, params, x, basis)
-
-
-@eqx.filter_jit
-def _ekfac(model, geometry, params, x, request: Request, masks, basis: BlockMetric | None) -> BlockMetric:
-    batch = prepared(model, geometry, params, x, request, masks)
-    if basis is None:
-        leading: Sequence[AbstractBlock] = batch.blocks(
-            [one for one in batch.assignments if isinstance(one, Kronecker)]
-        )
-    else:
-        leading = _given(basis, batch.assignments, request.subject)
-    found = iter(bases(leading))
-    assignments = [_corrected(one, *next(found)) if isinstance(one, Kronecker) else one for one in batch.assignments]
-    return batch.metric(assignments, batch.blocks(assignments))
-
-
-def _given(basis: BlockMetric, assignments: Sequence[Assignment], subject: str) -> Sequence[AbstractBlock]:
-    """The blocks of a basis, if they are those that are wanted."""
-    if not isinstance(basis, BlockMetric):
-        raise TypeError(f"{subject} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
-    same = basis.operator.places == tuple(one.place for one in assignments)
-    pairs = zip(assignments, basis.operator.blocks, strict=False)
-    leading = [block for one, block in pairs if isinstance(one, Kronecker)]
-    if not same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in leading):
-        raise ValueError(f"{subject} got a `basis` of another model, or in other blocks.")
-    return leading
-
-
-def _corrected(assignment: Kronecker, inputs: Factor, outputs: Factor) -> Assignment:
-    return Corrected(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
-
-
-def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
-    """The eigenvectors of the two factors of every block."""
-    eigen = by_block(blocks, batched.eigen)
-    return [
-        (block.input_basis, block.output_basis) if isinstance(block, EigenBlock) else (own[0].vectors, own[1].vectors)
-        for block, own in zip(blocks, eigen, strict=True)
-    ]
+    chosen = {} if structures is None else structures
+    rules = Rules("eigenvalue-corrected", sharing, bias, chosen, max_factor, oversized=oversized)
+    request = Request("`ekfac`", rules, num_samples, strict, in_axes, check, budget)
+    return request.build(model, geometry, params, x, key, mask, basis)

@@ -1,0 +1,176 @@
+"""How metrics with Kronecker factors are computed: what was asked for, a forward pass, and sums over cotangents."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from natgrad import _tree
+from natgrad._blocks.base import Assignment
+from natgrad._blocks.choose import Rules, check_rules, choose
+from natgrad._blocks.eigen import Corrected
+from natgrad._blocks.kronecker import Kronecker
+from natgrad._blocks.masks import check_mask, mask_outputs
+from natgrad._blocks.report import make_report
+from natgrad._check import is_concrete
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._metric.blocks import BlockMetric, Blocks, by_block
+from natgrad._metric.diagonal import factor_columns, sample_columns
+from natgrad._metric.samples import bytes_of_column, forward_in
+from natgrad._model import check_params, finite, num_examples
+from natgrad._operator import batched
+from natgrad._operator.base import AbstractBlock
+from natgrad._operator.eigen import EigenBlock
+from natgrad._operator.factor import Factor
+from natgrad._operator.kronecker import KroneckerBlock
+from natgrad._per_example.chunks import summed
+from natgrad._per_example.forward import Forward, check_model
+from natgrad._types import Key, Output
+
+
+class Request(NamedTuple):
+    """What `kfac` or `ekfac` was asked for, beyond the model and its data."""
+
+    subject: str
+    rules: Rules
+    num_samples: int
+    strict: bool
+    in_axes: PyTree
+    check: bool
+    budget: int
+
+    def build(
+        self,
+        model: Callable,
+        geometry: AbstractGeometry,
+        params: PyTree,
+        x: PyTree,
+        key: Key | None,
+        mask: Any,
+        basis: BlockMetric | None = None,
+    ) -> BlockMetric:
+        subject = self.subject
+        if not isinstance(self.num_samples, int) or self.num_samples < 1:
+            raise ValueError(
+                f"{subject} needs `num_samples` to be a whole number of at least 1, but got {self.num_samples}."
+            )
+        rules = check_rules(self.rules, subject)
+        check_params(params, subject)
+        masks = check_mask(mask, num_examples(x, subject, self.in_axes), subject)
+        if self.check:
+            check_model(model, params, x, self.in_axes, subject)
+        metric = _computed(_tree.as_callable(model), geometry, params, x, key, masks, basis, self._replace(rules=rules))
+        self._warn_of_fallbacks(metric)
+        _require_finite(metric, subject)
+        return metric
+
+    def _warn_of_fallbacks(self, metric: BlockMetric) -> None:
+        found = [f"`{row.path}` is {row.structure} ({row.reason})" for row in metric.report().fallbacks]
+        if found and self.strict:
+            raise ValueError(
+                f"{self.subject} with `strict=True` needs a structure for every parameter, but {'; '.join(found)}. Say "
+                "what you want for them with `structures={path: ...}`."
+            )
+        if found:
+            warnings.warn(f"{self.subject}: {'; '.join(found)}. `report()` has the details.", stacklevel=4)
+
+
+def _require_finite(metric: BlockMetric, subject: str) -> None:
+    """Refuse factors that are not finite, where they are known."""
+    paths, operator = list(metric.report()), metric.operator
+    if not is_concrete(operator):
+        return
+    places = zip(operator.places, operator.blocks, strict=True)
+    bad = [paths[place.parts[0].leaf] for place, block in places if not bool(finite(block).holds)]
+    if bad:
+        raise ValueError(
+            f"{subject} needs finite numbers in every factor, but those of {', '.join(f'`{path}`' for path in bad)} "
+            "are not. Look for NaN or infinity in `params` and `x`, or for an overflow in the gradients."
+        )
+
+
+@eqx.filter_jit
+def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, request: Request) -> BlockMetric:
+    subject = request.subject
+    forward = forward_in(geometry, model, params, x, request.in_axes, request.budget, subject.strip("`"))
+    if key is None:
+        columns = factor_columns(geometry, forward.z)
+    else:
+        draws = sample_columns(geometry, forward.z, key, request.num_samples)
+        columns = _tree.scale(request.num_samples**-0.5, draws)
+    batch = Batch(forward, mask_outputs(masks, columns, subject))
+    assignments = choose(forward.trace, forward.routes, request.rules, masks, subject)
+    assignments = batch.corrected(assignments, basis, subject)
+    return batch.metric(assignments, batch.blocks(assignments))
+
+
+class Batch(NamedTuple):
+    """A batch after its forward pass, and the cotangents of its outputs."""
+
+    forward: Forward
+    columns: Output
+
+    def corrected(self, assignments: list[Assignment], basis: BlockMetric | None, subject: str) -> list[Assignment]:
+        """The assignments, with a basis for those whose eigenvalues are to be corrected."""
+        wanted = [one for one in assignments if is_corrected(one)]
+        if not wanted:
+            return assignments
+        blocks = self.blocks(wanted) if basis is None else _given(basis, assignments, subject)
+        found = iter(bases(blocks))
+        return [_corrected(one, *next(found)) if is_corrected(one) else one for one in assignments]
+
+    def blocks(self, assignments: list[Assignment]) -> list[AbstractBlock]:
+        """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
+        forward, columns = self.forward, self.columns
+        recording = lambda part: forward.pull(part, is_stacked=True).recording()
+        first = recording(jax.tree.map(lambda s: s[:1], columns))
+        inputs = [one.of_inputs(first, forward.budget) for one in assignments]
+
+        def sums(part: Output) -> list:
+            here = recording(part)
+            return [one.of_cotangents(here, forward.budget) for one in assignments]
+
+        count = jax.tree.leaves(columns)[0].shape[0]
+        total = summed(sums, columns, forward.budget.chunk(count, bytes_of_column(forward)))
+        mean = jax.tree.map(lambda leaf: leaf / forward.trace.num_examples, total)
+        return [one.block(*parts) for one, *parts in zip(assignments, inputs, mean, strict=True)]
+
+    def metric(self, assignments: list[Assignment], blocks: list[AbstractBlock]) -> BlockMetric:
+        trace = self.forward.trace
+        leaves, treedef = jax.tree.flatten(trace.params)
+        operator = Blocks(tuple(blocks), tuple(one.place for one in assignments), (tuple(leaves), treedef))
+        report = make_report(trace, self.forward.routes, assignments, blocks)
+        return BlockMetric(operator, report, jnp.asarray(float(trace.num_examples)))
+
+
+def is_corrected(assignment: Assignment) -> bool:
+    return isinstance(assignment, Kronecker) and assignment.is_corrected
+
+
+def _corrected(assignment: Any, inputs: Factor, outputs: Factor) -> Assignment:
+    return Corrected(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
+
+
+def _given(basis: BlockMetric, assignments: Sequence[Assignment], subject: str) -> Sequence[AbstractBlock]:
+    """The blocks of a basis, if they are those that are wanted."""
+    if not isinstance(basis, BlockMetric):
+        raise TypeError(f"{subject} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
+    same = basis.operator.places == tuple(one.place for one in assignments)
+    pairs = zip(assignments, basis.operator.blocks, strict=False)
+    leading = [block for one, block in pairs if is_corrected(one)]
+    if not same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in leading):
+        raise ValueError(f"{subject} got a `basis` of another model, or in other blocks.")
+    return leading
+
+
+def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
+    """The eigenvectors of the two factors of every block."""
+    eigen = by_block(blocks, batched.eigen)
+    return [
+        (block.input_basis, block.output_basis) if isinstance(block, EigenBlock) else (own[0].vectors, own[1].vectors)
+        for block, own in zip(blocks, eigen, strict=True)
+    ]
