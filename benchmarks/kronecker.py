@@ -122,13 +122,11 @@ def grows(what: str, sizes: tuple[int, ...], make: Callable[[int], products.Case
                 operations, _, temporary = counts(executable)
                 flops.append(operations)
                 memory.append(temporary)
-    first, last = (
-        ", ".join(f"{quantity(own[k], 's')} for `{name}`" for name, own in compiling.items()) for k in (0, -1)
-    )
+    compilation = lambda k: ", ".join(f"{quantity(own[k], 's')} for `{name}`" for name, own in compiling.items())
     return (
         f"Factors of the perceptron against {what} ({sizes[0]} to {sizes[-1]:,}), slope of the logarithms: flops "
-        f"{slope(sizes, flops):.2f}, temporary memory {slope(sizes, memory):.2f}. Compilation takes {spent(0)} at the "
-        f"smallest and {spent(-1)} at the largest."
+        f"{slope(sizes, flops):.2f}, temporary memory {slope(sizes, memory):.2f}. Compilation takes "
+        f"{compilation(0)} at the smallest and {compilation(-1)} at the largest."
     )
 
 
