@@ -10,6 +10,8 @@ import pytest
 from blocks import distance, relative_errors
 from brute_force import flat_rows, gradients
 from helpers import ravel
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from models import normal
 from zoo import ZOO, affine, along, integers
 
@@ -214,6 +216,7 @@ def test_the_same_in_many_spellings():
             jnp.tanh((x @ p["w"]).reshape(-1, 1, 5).swapaxes(0, 1) + 0.0 * x[None, :, :1] + p["b"][None, None])[0]
             @ p["v"]
         ),
+        "axes added": lambda p, x: jnp.tanh((x @ p["w"])[:, None] + p["b"][None, None])[:, 0] @ p["v"],
         "scaled": lambda p, x: jnp.tanh((-2.0 * x) @ (-0.5 * p["w"]) + along(p["b"], x)) @ p["v"],
     }
     found = {name: dense(ng.kfac, model, SOFTMAX, params, x, strict=True) for name, model in spellings.items()}
@@ -274,6 +277,38 @@ def test_low_rank_corrections_have_factors():
         assert max(relative_errors(K, exact)) < 1e-10
         assert K.report()["params['A']"].factors == ((5, 5), (2, 2))
         assert K.report()["params['b']"].shares == "params['W']"
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_einsum_is_a_layer(data):
+    """Axes in any number and order: those of the weight alone are outputs, those it shares are inputs, or groups if the
+    result has them too."""
+    sizes = {axis: data.draw(st.integers(1, 3)) for axis in "abcdefgh"}
+    positions, groups, inputs, outputs = "ab", "cd", "ef", "gh"
+    kinds = [axes[: data.draw(st.integers(0, 2))] for axes in (positions, groups, inputs, outputs)]
+    positions, groups, inputs, outputs = kinds
+    order = lambda axes: "".join(data.draw(st.permutations(list(axes))))
+    operand, weight, result = order(positions + groups + inputs), order(groups + inputs + outputs), ""
+    result = order(positions + groups + outputs)
+    spec = f"n{operand},{weight}->n{result}"
+    shape = lambda axes: [sizes[axis] for axis in axes]
+    params, x = {"w": normal(1, *shape(weight))}, normal(2, 2, *shape(operand))
+    model = lambda p, x: jnp.tanh(jnp.einsum(spec, x, p["w"]))
+
+    @jax.jit
+    def found(params):
+        K = ng.kfac(model, SQUARES, params, x[:1], strict=True)
+        exact = [ng.pullback(model, SQUARES, params, batch).as_matrix() for batch in (x[:1], x)]
+        return K, exact, ng.ekfac(model, SQUARES, params, x).trace()
+
+    K, exact, trace = found(params)
+    np.testing.assert_allclose(trace, np.trace(exact[1]), rtol=1e-10)
+    if weight:
+        count = lambda axes: int(np.prod(shape(axes), dtype=int))
+        assert K.operator.places[0].block == (count(groups), count(inputs), count(outputs)), spec
+        if count(positions) == 1:
+            assert max(relative_errors(K, exact[0])) < 1e-10
 
 
 UNUSUAL = {

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+import numpy as np
+from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.base import Assignment
@@ -84,13 +85,18 @@ def _require_finite(metric: BlockMetric, subject: str) -> None:
     paths, operator = list(metric.report()), metric.operator
     if not is_concrete(operator):
         return
-    places = zip(operator.places, operator.blocks, strict=True)
-    bad = [paths[place.parts[0].leaf] for place, block in places if not bool(finite(block).holds)]
+    are_finite = np.asarray(_are_finite(operator.blocks))
+    bad = [paths[place.parts[0].leaf] for place, good in zip(operator.places, are_finite, strict=True) if not good]
     if bad:
         raise ValueError(
             f"{subject} needs finite numbers in every factor, but those of {', '.join(f'`{path}`' for path in bad)} "
             "are not. Look for NaN or infinity in `params` and `x`, or for an overflow in the gradients."
         )
+
+
+@eqx.filter_jit
+def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
+    return jnp.stack([finite(block).holds for block in blocks])
 
 
 @eqx.filter_jit

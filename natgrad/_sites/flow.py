@@ -13,7 +13,8 @@ from natgrad._sites.control_flow import Remat
 from natgrad._sites.plan import Bind, Meet, Plan, Site, Step
 from natgrad._sites.values import Dependent
 
-REARRANGED = {"reshape", "transpose", "squeeze", "expand_dims"}
+# Where sizes are equal; a broadcast may only add axes of size one then.
+REARRANGED = {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim"}
 SUMS = {"add", "add_any"}
 ELEMENTWISE = {"mul", "div"}
 
@@ -68,11 +69,12 @@ class Flow:
 
         With `is_scaled`, sites are also found behind products with other values, entry by entry, and their results
         may be repeated or used elsewhere, so that nothing is said of cotangents."""
-        return sorted(self._back(value, (), is_scaled), key=lambda source: source.site.number)
+        return sorted(self._back(value, (), is_scaled, set()), key=lambda source: source.site.number)
 
-    def _back(self, value: Any, after: tuple, is_scaled: bool) -> Iterator[Source]:
-        if value not in self._producers or (self._num_uses[value] != 1 and not is_scaled):
+    def _back(self, value: Any, after: tuple, is_scaled: bool, seen: set) -> Iterator[Source]:
+        if value in seen or value not in self._producers or (self._num_uses[value] != 1 and not is_scaled):
             return
+        seen.add(value)
         step, position = self._producers[value]
         if isinstance(step, Meet):
             if len(step.outputs) == 1:
@@ -81,10 +83,10 @@ class Flow:
                 return
         elif not isinstance(step, Bind):
             if isinstance(step, Remat):
-                yield from self._back(step.plan.ends[position], after, is_scaled)
+                yield from self._back(step.plan.ends[position], after, is_scaled, seen)
             return
         for operand, rearranged in _unchanged(step, is_scaled):
-            yield from self._back(operand, (*rearranged, *after), is_scaled)
+            yield from self._back(operand, (*rearranged, *after), is_scaled, seen)
 
 
 def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence]]:
@@ -94,8 +96,10 @@ def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence
     operands = [(k, value) for k, value in enumerate(step.operands) if isinstance(value, Dependent)]
     if name in compat.SAME:
         yield from ((value, ()) for _, value in operands)
-    elif name in REARRANGED or (name == "broadcast_in_dim" and is_scaled):
-        yield from ((value, (lambda x: compat.evaluate(eqn, [x])[0],)) for _, value in operands)
+    elif name in REARRANGED:
+        for _, value in operands:
+            if is_scaled or value.aval.size == step.outputs[0].aval.size:
+                yield value, (lambda x: compat.evaluate(eqn, [x])[0],)
     elif name in SUMS or (name in ELEMENTWISE and is_scaled) or name == "sub":
         for k, value in operands:
             if value.aval.shape == shape and (name != "sub" or k == 0):
