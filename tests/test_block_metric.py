@@ -51,6 +51,7 @@ def metric(name):
     return build(getattr(ng, name))
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("name", ["kfac", "ekfac"])
 def test_algebra_is_that_of_the_dense_matrix(name, getkey):
     K = metric(name)
@@ -140,6 +141,7 @@ def test_hard_cases_in_single_precision_stay_finite(name, factored):
     assert np.all(np.isfinite(ravel(K.inverse().mv(params))))
 
 
+@pytest.mark.compat
 def test_the_last_good_inverse_is_kept_and_counted():
     K = metric("kfac")
     good = K.inverse(0.1, factored=True)

@@ -102,6 +102,7 @@ def test_derivatives_that_a_user_defines_are_used():
 # Shared positions: expand where each has a term of its own, reduce where they are pooled.
 
 
+@pytest.mark.compat
 def test_expand_and_reduce_are_exact_where_they_belong():
     params = {"w": normal(1, 4, 5), "v": normal(2, 5, 3), "b": normal(3, 3)}
     each = lambda params, x: affine(x @ params["w"], params["v"], params["b"])

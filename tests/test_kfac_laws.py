@@ -199,6 +199,7 @@ def test_samples_are_unbiased_with_the_error_of_samples():
 # Uses.
 
 
+@pytest.mark.compat
 def test_the_same_in_many_spellings():
     """Products, transposes, einsum, vmap, jit, checkpoint, casts: one metric."""
     params, x = {"w": normal(1, 4, 5), "b": normal(2, 5), "v": normal(3, 5, 3)}, normal(4, 6, 4)
@@ -235,6 +236,7 @@ def test_half_precision_weights_give_nearly_the_same():
     assert np.linalg.norm(K - L) / np.linalg.norm(K) < 3e-2
 
 
+@pytest.mark.compat
 def test_stacked_layers_are_layers():
     """A scan over stacked weights has the factors of the layers written out."""
     stack = {"w": normal(1, 3, 4, 4), "b": normal(2, 3, 4)}
@@ -263,6 +265,7 @@ def test_parts_of_a_fused_weight_are_the_weights():
     np.testing.assert_allclose(K, L, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.compat
 def test_low_rank_corrections_have_factors():
     """W0 + A B, seen from each of the three, for one example: exact, in any order of writing."""
     params = {"W": normal(1, 5, 4), "A": normal(2, 5, 2), "B": normal(3, 2, 4), "b": normal(4, 4)}
@@ -351,6 +354,7 @@ def test_unusual_uses_are_exact_for_one_example(name):
     np.testing.assert_allclose(trace, np.trace(exact[1]), rtol=1e-10)
 
 
+@pytest.mark.compat
 def test_a_branch_not_taken_has_no_inputs():
     """Examples that go another way count as zeros."""
     branch = lambda row, p: jax.lax.cond(row[0] > 0, lambda r: jnp.tanh((3 * r) @ p), lambda r: r[:2], row)
@@ -440,6 +444,7 @@ def test_a_bias_at_some_uses_only():
     np.testing.assert_allclose(K.operator.blocks[0].A[0, 0], joined.T @ joined / 10, rtol=1e-12)
 
 
+@pytest.mark.compat
 def test_embeddings_are_dense_layers_of_one_hot_rows():
     params, tokens = {"table": normal(1, 6, 3), "v": normal(2, 3, 2)}, integers(3, 0, 4, 5, 4)
     looked = lambda p, t: jnp.tanh(p["table"][t]) @ p["v"]
@@ -452,6 +457,7 @@ def test_embeddings_are_dense_layers_of_one_hot_rows():
     assert not np.any(step["table"][4:]) and np.all(np.isfinite(step["table"]))
 
 
+@pytest.mark.compat
 def test_tied_tables_have_the_partial_traces_of_both_uses():
     params, tokens = {"table": normal(1, 6, 3)}, integers(2, 0, 6, 4, 5)
     model = lambda p, t: jnp.tanh(p["table"][t]) @ p["table"].T
@@ -466,6 +472,7 @@ def test_tied_tables_have_the_partial_traces_of_both_uses():
         )
 
 
+@pytest.mark.compat
 def test_scale_and_shift_are_exact_unit_by_unit():
     params = {"scale": normal(1, 4), "shift": normal(2, 4), "v": normal(3, 4, 2)}
     model = lambda p, x: jnp.tanh(x * along(p["scale"], x) + along(p["shift"], x)) @ p["v"]
@@ -524,6 +531,7 @@ def test_masks_of_images_and_of_single_positions():
     np.testing.assert_allclose(single[0], single[1], rtol=1e-12)
 
 
+@pytest.mark.compat
 def test_masks_over_time_and_by_path():
     params = {"in": normal(1, 3, 4), "state": normal(2, 4, 4), "out": normal(3, 4, 2)}
 
