@@ -14,8 +14,7 @@ demo: .venv/.stamp  ## natural gradient against gradient descent, in one figure
 	$(BIN)/python examples/rosenbrock.py
 
 test: .venv/.stamp  ## tests, and every code block of the README and the docs
-	$(BIN)/pytest -n 0 README.md docs  # the blocks of a page share a namespace, so in one process
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup README.md docs tests
 
 test-slow: .venv/.stamp  ## the tests left out of `make test`
 	XLA_FLAGS= $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow tests

@@ -127,7 +127,9 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("dead_relu", "small") else pytest.mark.slow) for name in HARD]
+)
 @pytest.mark.parametrize("factored", [False, True])
 def test_hard_cases_in_single_precision_stay_finite(name, factored):
     """Fewer examples than inputs, so that factors are singular; damping far below rounding."""

@@ -136,7 +136,11 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+def slow_but(cases, quick):
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in cases]
+
+
+@pytest.mark.parametrize("name", slow_but(CONVOLUTIONS, {"dilated", "transposed", "grouped"}))
 def test_convolutions_are_exact_where_they_should_be(name):
     rank, shape, options = CONVOLUTIONS[name]
     params = {"kernel": normal(1, *shape), "bias": normal(2, shape[-1])}
@@ -199,7 +203,7 @@ CURVLINOPS = {
 }
 
 
-@pytest.mark.parametrize("name", CURVLINOPS)
+@pytest.mark.parametrize("name", slow_but(CURVLINOPS, {"mlp_ce", "conv_ce", "seq_ce"}))
 def test_factors_are_those_of_curvlinops(name):
     model, geometry, scale = CURVLINOPS[name]
     geometry = scale * geometry

@@ -19,8 +19,8 @@ import natgrad as ng
 
 SQUARES = ng.Euclidean()
 SOFTMAX = ng.Fisher(ng.Categorical())
-# Models of other libraries, loops, branches, ties, products and normalisations; the others wait for `make test-slow`.
-QUICK = {"transformer_tied", "tied_mixed", "odd", "flax_linen"}
+# The others wait for `make test-slow`.
+QUICK = {"tied_mixed"}
 MODELS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ZOO]
 
 
@@ -364,6 +364,7 @@ def test_a_branch_not_taken_has_no_inputs():
     np.testing.assert_allclose(A[0, 0], np.diag([4.5, 0.0, 0.0]), atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.users_defaults
 def test_norms_of_groups_and_of_batches_are_scale_and_shift():
     """That of a batch in inference mode, with its state as it is."""
@@ -600,6 +601,7 @@ def test_one_compilation_for_many_batches():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_a_small_budget_gives_the_same():
     case = ZOO["convnet"]()
     wide, narrow = (
