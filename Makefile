@@ -14,7 +14,8 @@ demo: .venv/.stamp  ## natural gradient against gradient descent, in one figure
 	$(BIN)/python examples/rosenbrock.py
 
 test: .venv/.stamp  ## tests, and every code block of the README and the docs
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup README.md docs tests
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile README.md docs  # the blocks of a page share a namespace
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
 
 test-slow: .venv/.stamp  ## the tests left out of `make test`
 	XLA_FLAGS= $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow tests

@@ -18,13 +18,6 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 os.environ["MPLBACKEND"] = "Agg"
 
 
-def pytest_collection_modifyitems(items):
-    """The blocks of a page share a namespace, so they go to one worker."""
-    for item in items:
-        if item.path.suffix == ".md":
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-
-
 @pytest.fixture(scope="module")
 def scratch_directory(tmp_path_factory):
     """Pages run in a directory of their own, so that they leave no files behind."""
