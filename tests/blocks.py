@@ -1,19 +1,11 @@
 """The blocks of a metric as index sets, to compare them with those of a dense matrix."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 
 def indices(K) -> list[np.ndarray]:
     """For every block and group, which rows of the dense matrix it covers."""
-    numbers, start = [], 0
-    for leaf in jax.tree.leaves(K.in_structure()):
-        size = int(np.prod(leaf.shape, dtype=int))
-        numbers.append(jnp.arange(start, start + size).reshape(leaf.shape))
-        start += size
-    gathered = [np.asarray(place.gather(numbers, int)) for place in K.operator.places]
-    return [group.reshape(-1) for block in gathered for group in block]
+    return [group for rows in K.operator.rows() for group in np.asarray(rows)]
 
 
 def relative_errors(K, exact) -> list[float]:

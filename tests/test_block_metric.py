@@ -244,7 +244,9 @@ def test_a_product_that_is_written_out_is_a_fallback():
 # Errors.
 
 
-def refused(message, function=ng.kfac, model=None, params=None, x=None, geometry=SQUARES, error=ValueError, **options):
+def assert_refused(
+    message, function=ng.kfac, model=None, params=None, x=None, geometry=SQUARES, error=ValueError, **options
+):
     own_model, own_params, own_x = parts()
     with pytest.raises(error, match=re.escape(message)):
         function(model or own_model, geometry, params or own_params, own_x if x is None else x, **options)
@@ -259,59 +261,67 @@ def test_options_of_another_type():
 
 
 def test_bad_options():
-    refused("`kfac` needs `sharing` to be one of ('expand', 'reduce'), but got 'sum'.", sharing="sum")
-    refused("`ekfac` needs `bias` to be one of ('joint', 'separate'), but got 'none'.", ng.ekfac, bias="none")
-    refused("`kfac` needs `oversized` to be one of ('diagonal', 'blocked')", oversized="identity")
-    refused("`kfac` needs `num_samples` to be a whole number of at least 1, but got 0.", num_samples=0)
-    refused("`kfac` needs `max_factor` to be a whole number of at least 1, but got 0.", max_factor=0)
-    refused(
+    assert_refused("`kfac` needs `sharing` to be one of ('expand', 'reduce'), but got 'sum'.", sharing="sum")
+    assert_refused("`ekfac` needs `bias` to be one of ('joint', 'separate'), but got 'none'.", ng.ekfac, bias="none")
+    assert_refused("`kfac` needs `oversized` to be one of ('diagonal', 'blocked')", oversized="identity")
+    assert_refused("`kfac` needs `num_samples` to be a whole number of at least 1, but got 0.", num_samples=0)
+    assert_refused("`kfac` needs `max_factor` to be a whole number of at least 1, but got 0.", max_factor=0)
+    assert_refused(
         "`kfac` needs a structure among ('kronecker', 'eigenvalue-corrected',",
         structures={"params": "full"},
     )
-    refused("`kfac`: there is no parameter at `params['tabel']`.", structures={"params['tabel']": "dense"})
-    refused(
+    assert_refused("`kfac`: there is no parameter at `params['tabel']`.", structures={"params['tabel']": "dense"})
+    assert_refused(
         "`kfac`: `params['power']` cannot have a Kronecker structure, because it acts entry by entry.",
         structures={"params['power']": "kronecker"},
     )
 
 
 def test_bad_models_and_geometries():
-    refused("`kfac` got `params` without any array.", params=[{}])
-    refused("needs parameters that are real floating-point arrays", params={"w": jnp.arange(3)}, error=TypeError)
+    assert_refused("`kfac` got `params` without any array.", params=[{}])
+    assert_refused("needs parameters that are real floating-point arrays", params={"w": jnp.arange(3)}, error=TypeError)
 
-    class Incomplete(ng.Euclidean):
+    class Unfinished(ng.Euclidean):
         def _factor(self, z):
-            raise NotImplementedError("`Incomplete` has no factor: pass a `key` to sample instead.")
+            raise NotImplementedError
 
-    refused("has no factor", geometry=Incomplete(), error=NotImplementedError)
-    refused("needs finite numbers", model=lambda p, x: p["power"][None] + jnp.inf * (1.0 + x[:, :1].astype(float)))
+    class Misshapen(ng.Euclidean):
+        def _factor(self, z):
+            return z
+
+    assert_refused("`Unfinished` has no factor, so backward passes", geometry=Unfinished(), error=TypeError)
+    assert_refused("`Misshapen.factor` needs to return columns like the output", geometry=Misshapen())
+    model, params, x = parts()
+    assert np.isfinite(ng.kfac(model, Unfinished(), params, x, key=jax.random.key(0)).trace())
+    infinite = lambda p, x: p["power"][None] + jnp.inf * (1.0 + x[:, :1].astype(float))
+    assert_refused("needs finite numbers", model=infinite)
     overflow = lambda p, x: (x @ p["w"]) * 1e200
-    refused(
+    assert_refused(
         "`kfac` needs finite numbers in every factor, but those of `params['w']` are not.",
         model=overflow,
         params={"w": normal(1, 3, 2)},
         x=normal(2, 5, 3),
     )
     coupled = lambda p, x: (x - jnp.mean(x, axis=0, keepdims=True)) @ p["w"]
-    refused("couples examples", model=coupled, params={"w": normal(1, 3, 2)}, x=normal(2, 5, 3))
+    assert_refused("couples examples", model=coupled, params={"w": normal(1, 3, 2)}, x=normal(2, 5, 3))
 
 
 def test_bad_masks():
-    refused("`kfac` needs `mask` to be an array with the 9 examples in front", mask=np.ones(9))
-    refused("`kfac` needs `mask` to be an array with the 9 examples in front", mask=np.ones((8, 3)))
-    refused("`kfac` needs `mask` to hold zeros and ones", mask=np.full((9, 3), 0.5))
-    refused("but got list", mask=[[1, 0]])
-    refused(
+    assert_refused("`kfac` needs `mask` to be an array with the 9 examples in front", mask=np.ones(9))
+    assert_refused("`kfac` needs `mask` to be an array with the 9 examples in front", mask=np.ones((8, 3)))
+    assert_refused("`kfac` needs `mask` to hold zeros and ones", mask=np.full((9, 3), 0.5))
+    assert_refused("but got list", mask=[[1, 0]])
+    assert_refused(
         "a mask over positions (4,) fits the positions (3,) at which `params['layer']['w']` is used nowhere",
         mask=np.ones((9, 4)),
     )
-    refused(
+    assert_refused(
         "`mask[\"params['layer']['b']\"]` is for a parameter that is no weight",
         mask={"params['layer']['b']": np.ones((9, 3))},
     )
-    refused("an output has the shape (9, 5) of the mask", mask=np.ones((9, 5)))
-    refused("there is no parameter at `params['layr']`", mask={"params['layr']": np.ones((9, 3))})
-    refused("`mask['z']` of shape (9, 3) fits no output; their shapes are [(9, 5)]", mask={"z": np.ones((9, 3))})
+    assert_refused("an output has the shape (9, 5) of the mask", mask=np.ones((9, 5)))
+    assert_refused("there is no parameter at `params['layr']`", mask={"params['layr']": np.ones((9, 3))})
+    assert_refused("`mask['z']` of shape (9, 3) fits no output; their shapes are [(9, 5)]", mask={"z": np.ones((9, 3))})
 
 
 def test_bad_use_of_the_metric():
@@ -325,7 +335,7 @@ def test_bad_use_of_the_metric():
         K.inverse(0.1, previous=other.inverse(0.1))
     with pytest.raises(ValueError, match="use the same metric and the same `factored` for both"):
         K.inverse(0.1, previous=K.inverse(0.1, factored=True))
-    refused("`ekfac` got a `basis` of another model, or in other blocks.", ng.ekfac, basis=other)
+    assert_refused("`ekfac` got a `basis` of another model, or in other blocks.", ng.ekfac, basis=other)
     with pytest.raises(TypeError, match="cannot average metrics in eigenvectors of their own"):
         ng.RunningAverage().init(Q)
     with pytest.raises(TypeError, match="cannot average metrics in eigenvectors of their own"):

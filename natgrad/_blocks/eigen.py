@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from natgrad._blocks.base import Assignment
 from natgrad._blocks.kronecker import Kronecker
-from natgrad._blocks.uses import num_positions
+from natgrad._blocks.uses import indices, num_positions, operand_of, result_of
 from natgrad._operator import factor
 from natgrad._operator.eigen import EigenBlock
 from natgrad._operator.factor import Factor
@@ -39,28 +39,29 @@ class Corrected(Assignment):
     def _factors(self, recording: Recording) -> Factors:
         view = self.kronecker.view
         members = (*view.upright, *view.swapped)
-        data = view.data(recording, members, self.kronecker.masks)
+        masks = [self.kronecker.masks.get(member.use.site.number) for member in members]
+        operands = [operand_of(recording, member) for member in members]
+        data = operands, [result_of(recording, member) for member in members], masks
         # Inputs and cotangents that change places differ between cotangents, which then count as examples.
         is_unfolded = bool(view.swapped)
 
-        def pair(member, own) -> tuple[Array, Array]:
-            h = view.cotangents(recording, member, own)
+        def pair(member, operand, result, mask) -> tuple[Array, Array]:
+            h = view.cotangents(recording, member, result, mask)
             if member in view.weight.group.lookups:
-                a = jax.nn.one_hot(view.indices(member, own), member.use.value.aval.shape[0], dtype=h.dtype)[:, None]
+                a = jax.nn.one_hot(indices(member, operand), member.use.value.aval.shape[0], dtype=h.dtype)[:, None]
                 a = a if view.weight.selection is None else a[..., view.weight.selection.inputs]
             else:
-                a = view.inputs(recording, member, own)
+                a = view.inputs(recording, member, operand)
             if is_unfolded:
                 a = jnp.repeat(a, h.shape[1], axis=0)
                 h = h.reshape(-1, 1, *h.shape[2:])
             return (h[:, 0], a[:, None]) if member.is_swapped else (a, h)
 
         def expand(part):
-            pairs = [pair(member, own) for member, own in zip(members, part, strict=True)]
+            pairs = [pair(*use) for use in zip(members, *part, strict=True)]
             a, h = (jnp.concatenate(side, axis=-2) for side in zip(*pairs, strict=True))
             return factor.rotated(self.input_basis, a), factor.rotated(self.output_basis, h)
 
         groups, inputs, outputs = self.place.block
-        positions = sum(num_positions(member, own) for member, own in zip(members, data, strict=True))
-        shape = groups, positions, inputs, outputs
+        shape = groups, num_positions(recording, members), inputs, outputs
         return Factors(data, expand, recording.num_examples, recording.num_cotangents, shape, 8)

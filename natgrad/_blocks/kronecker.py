@@ -7,7 +7,7 @@ Kronecker products $A_1 \otimes G_1 + G_2 \otimes A_2$ is replaced by the one th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from natgrad import _tree
 from natgrad._blocks.base import Assignment
-from natgrad._blocks.uses import Masks, View, num_positions
+from natgrad._blocks.uses import Masks, View, counted, indices, num_positions, operand_of, result_of
 from natgrad._operator import factor
 from natgrad._operator.factor import Factor
 from natgrad._operator.kronecker import KroneckerBlock
@@ -71,47 +71,48 @@ class Kronecker(Assignment):
         view = self.view
         lookups = [member for member in members if member in view.weight.group.lookups]
         products = [member for member in members if member not in lookups]
-        data = view.data(recording, products, self.masks)
+        moments = [_counts(recording, view, member, self.masks, side) for member in lookups]
+        if products:
+            moments.append(self._second_moment(recording, products, side, budget))
+        totals, sums = zip(*moments, strict=True)
+        return _tree.sum_leaves(sums) / jnp.maximum(_tree.sum_leaves(totals), 1.0)
 
-        def moment(part) -> tuple[Array, Any]:
-            inputs = [view.inputs(recording, member, own) for member, own in zip(products, part, strict=True)]
-            weights = [view.weights(member, own) for member, own in zip(products, part, strict=True)]
-            a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(weights, axis=1).astype(inputs[0].dtype)
+    def _second_moment(
+        self, recording: Recording, members: Sequence[Member], side: int, budget: Budget
+    ) -> tuple[Array, Factor]:
+        """The number of positions that count (or of examples), and the sum of products of inputs over them."""
+        is_masked = any(member.use.site.number in self.masks for member in members)
+        operands = [operand_of(recording, member) for member in members]
+        weights = [counted(recording, member, self.masks) for member in members]
+
+        def moment(part) -> tuple[Array, Factor]:
+            inputs = [self.view.inputs(recording, m, own) for m, own in zip(members, part[0], strict=True)]
+            a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(part[1], axis=1).astype(inputs[0].dtype)
             w = w[:, None, :, None]
             if self.is_reduced:
                 a = jnp.sum(w * a, axis=2, keepdims=True) / jnp.maximum(jnp.sum(w, axis=2, keepdims=True), 1.0)
                 return jnp.asarray(float(len(a)), a.dtype), _moment(a, side)
             # Weights are zero or one, so they need no root.
-            return jnp.sum(w), _moment(a if all(own[2] is None for own in part) else w * a, side)
+            return jnp.sum(w), _moment(w * a if is_masked else a, side)
 
-        totals, parts = [], []
-        if products:
-            total, part = summed(moment, data, self._chunk(recording, products, data, budget))
-            totals.append(total)
-            parts.append(part)
-        for member in lookups:
-            (own,) = view.data(recording, [member], self.masks)
-            total, part = _counts(view, member, own, side)
-            totals.append(total)
-            parts.append(part)
-        return _tree.sum_leaves(parts) / jnp.maximum(_tree.sum_leaves(totals), 1.0)
+        return summed(moment, (operands, weights), self._chunk(recording, members, budget))
 
     def _cotangents(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
-        data = self.view.data(recording, members, self.masks)
+        results = [result_of(recording, member) for member in members]
+        masks = [self.masks.get(member.use.site.number) for member in members]
 
         def moment(part) -> Factor:
-            each = [self.view.cotangents(recording, member, own) for member, own in zip(members, part, strict=True)]
+            each = [self.view.cotangents(recording, m, *own) for m, *own in zip(members, *part, strict=True)]
             h = jnp.concatenate(each, axis=3)
             h = jnp.sum(h, axis=3, keepdims=True) if self.is_reduced else h
             return _moment(h.reshape(-1, *h.shape[2:]), side)
 
-        return summed(moment, data, self._chunk(recording, members, data, budget))
+        return summed(moment, (results, masks), self._chunk(recording, members, budget))
 
-    def _chunk(self, recording: Recording, members: Sequence[Member], data: Sequence[Any], budget: Budget) -> int:
+    def _chunk(self, recording: Recording, members: Sequence[Member], budget: Budget) -> int:
         """Examples at a time, so that what is expanded for them (patches under a convolution) fits the budget."""
         groups, inputs, outputs = self.place.block
-        positions = sum(num_positions(member, own) for member, own in zip(members, data, strict=True))
-        each = groups * positions * (inputs + recording.num_cotangents * outputs)
+        each = groups * num_positions(recording, members) * (inputs + recording.num_cotangents * outputs)
         return budget.chunk(recording.num_examples, 8 * each)
 
 
@@ -132,12 +133,11 @@ def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:
     return factor.second_moment(x.swapaxes(0, 1).reshape(groups, -1, size), side)
 
 
-def _counts(view: View, member: Member, data: Any, side: int) -> tuple[Array, Factor]:
-    """How often each row is read: the second moment of rows of the identity."""
-    indices, weights = view.indices(member, data), view.weights(member, data)
+def _counts(recording: Recording, view: View, member: Member, masks: Masks, side: int) -> tuple[Array, Factor]:
+    """How many rows are read, and how often each: the second moment of rows of the identity."""
+    rows, weights = indices(member, operand_of(recording, member)), counted(recording, member, masks)
     num_rows = member.use.value.aval.shape[0]
-    counts = jnp.zeros(num_rows, weights.dtype).at[indices.reshape(-1)].add(weights.reshape(-1), mode="drop")
+    counts = jnp.zeros(num_rows, weights.dtype).at[rows.reshape(-1)].add(weights.reshape(-1), mode="drop")
     if view.weight.selection is not None:
         counts = counts[view.weight.selection.inputs]
-    blocks = jax.vmap(jnp.diag)(counts.reshape(-1, side))
-    return jnp.sum(weights), blocks[None]
+    return jnp.sum(weights), jax.vmap(jnp.diag)(counts.reshape(-1, side))[None]

@@ -12,7 +12,6 @@ from natgrad._blocks.paths import check_paths, fits, option_for
 from natgrad._blocks.uses import Masks
 from natgrad._check import is_concrete
 from natgrad._sites.layers import Weight
-from natgrad._sites.routes import Member
 from natgrad._sites.trace import Trace
 
 OUTPUTS = "z"
@@ -74,14 +73,10 @@ def masks_of(masks: Mapping[str, Array], weight: Weight, trace: Trace, subject: 
     if mask is None:
         return {}
     members = (*weight.group.lookups, *weight.group.members)
-    placed = {member.use.site.number: _placed(mask, _positions(member, trace), name, subject) for member in members}
+    placed = {
+        member.use.site.number: _placed(mask, member.positions(trace.lengths), name, subject) for member in members
+    }
     return {number: one for number, one in placed.items() if one is not None}
-
-
-def _positions(member: Member, trace: Trace) -> tuple[int, ...]:
-    """The sizes of the axes that the positions of a use run over."""
-    loops = member.use.site.loops
-    return (*(trace.lengths[loops[axis]] for axis in member.use.loop_axes[1]), *member.layout.places)
 
 
 def _placed(mask: Array, positions: Sequence[int], name: str, subject: str) -> Array | None:

@@ -76,7 +76,6 @@ def make_report(
         shares = [trace.names[one.leaves[0]] for one, _ in own if one.leaves[0] != leaf]
         factors = tuple(_compact(shape) for _, block in main for shape in block.factor_shapes)
         numbers = sum(math.prod(shape) for _, block in main for shape in block.factor_shapes)
-        first = block_dtype(own[0][1])
         reasons = dict.fromkeys(one.reason for one, _ in own if one.reason)
         rows.append(
             BlockReport(
@@ -86,17 +85,13 @@ def make_report(
                 ", ".join(dict.fromkeys(one.structure for one, _ in own)),
                 factors,
                 numbers,
-                numbers * first.itemsize,
+                numbers * own[0][1].dtype.itemsize,
                 ", ".join(dict.fromkeys(shares)),
                 "; ".join(reasons),
                 any(one.is_fallback for one, _ in own),
             )
         )
     return StructureReport(tuple(rows))
-
-
-def block_dtype(block: AbstractBlock):
-    return next(iter(vars(block).values())).dtype
 
 
 def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:

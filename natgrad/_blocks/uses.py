@@ -1,6 +1,7 @@
 """The inputs and cotangents of a weight's uses, as the block of the weight sees them: its own rows and columns, with
 the one that stands for the bias, and without the positions that a mask leaves out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,20 +47,10 @@ class View:
         """The uses along its transpose."""
         return () if self.is_bias else self.weight.swapped
 
-    def data(self, recording: Recording, members: Sequence[Member], masks: Masks) -> list[Any]:
-        """What stands at the sites of some uses, examples in front."""
-        return [
-            (
-                recording.operand(member.use, member.layout.input),
-                recording.cotangents[member.use.site.number][0],
-                masks.get(member.use.site.number),
-            )
-            for member in members
-        ]
-
-    def inputs(self, recording: Recording, member: Member, data: Any) -> Float[Array, "n g t d"]:
+    def inputs(self, recording: Recording, member: Member, operand: Any) -> Float[Array, "n g t d"]:
+        """The inputs of a use, from the operand that stands beside the weight."""
         assert isinstance(member.layout, Layout)
-        a = self._select(_tree.at_least_float32(jax.vmap(member.layout.inputs)(data[0])), member.is_swapped)
+        a = self._select(_tree.at_least_float32(jax.vmap(member.layout.inputs)(operand)), member.is_swapped)
         if member.through is not None and not member.through.is_output:
             a = jnp.einsum("ngtd,gkd->ngtk", a, self._other(recording, member, a))
         a = _scaled(recording, member, a)
@@ -68,8 +59,9 @@ class View:
         one = jnp.broadcast_to(self._one(recording, member).astype(a.dtype), (*a.shape[:-1], 1))
         return one if self.is_bias else jnp.concatenate([a, one], axis=-1)
 
-    def cotangents(self, recording: Recording, member: Member, data: Any) -> Float[Array, "n c g t o"]:
-        h = _tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(data[1]))
+    def cotangents(self, recording: Recording, member: Member, result: Any, mask: Any) -> Float[Array, "n c g t o"]:
+        """The cotangents of a use, from those of the site's result, without those that do not count."""
+        h = _tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(result))
         if isinstance(member.layout, LookupLayout):
             h = h[:, :, None]
         h = self._select(h, not member.is_swapped)
@@ -79,19 +71,7 @@ class View:
             h = _scaled(recording, member, h)
         if member.is_swapped and self.bias is not None:
             h = jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, 1)])
-        mask = data[2]
         return h if mask is None else h * mask[:, None, None, :, None].astype(h.dtype)
-
-    def weights(self, member: Member, data: Any) -> Float[Array, "n t"]:
-        """One for every position that counts."""
-        if data[2] is not None:
-            return data[2].astype(_tree.wide(data[1]))
-        return jnp.ones((data[1].shape[0], num_positions(member, data)), _tree.wide(data[1]))
-
-    def indices(self, member: Member, data: Any) -> Int[Array, "n t"]:
-        """The rows that a look-up reads."""
-        assert isinstance(member.layout, LookupLayout)
-        return jax.vmap(member.layout.indices)(data[0])
 
     def _one(self, recording: Recording, member: Member) -> Array:
         """What the bias is multiplied by at a use; zero where it is not added."""
@@ -115,8 +95,33 @@ class View:
         return jnp.take(jnp.take(x, selection.groups, axis=-3), own, axis=-1)
 
 
-def num_positions(member: Member, data: Any) -> int:
-    return jax.eval_shape(jax.vmap(jax.vmap(member.layout.cotangents)), data[1]).shape[-2]
+def operand_of(recording: Recording, member: Member) -> Any:
+    """What stands beside the weight: inputs, or the rows that a look-up reads."""
+    return recording.operand(member.use, member.layout.input)
+
+
+def result_of(recording: Recording, member: Member) -> Any:
+    """The cotangents of what comes out."""
+    return recording.cotangents[member.use.site.number][0]
+
+
+def indices(member: Member, operand: Any) -> Int[Array, "n t"]:
+    """The rows that a look-up reads."""
+    assert isinstance(member.layout, LookupLayout)
+    return jax.vmap(member.layout.indices)(operand)
+
+
+def num_positions(recording: Recording, members: Sequence[Member]) -> int:
+    """Of all uses together."""
+    return sum(math.prod(member.positions(recording.lengths)) for member in members)
+
+
+def counted(recording: Recording, member: Member, masks: Masks) -> Float[Array, "n t"]:
+    """One for every position that counts."""
+    dtype = _tree.wide(result_of(recording, member))
+    mask = masks.get(member.use.site.number)
+    shape = recording.num_examples, num_positions(recording, [member])
+    return jnp.ones(shape, dtype) if mask is None else mask.astype(dtype)
 
 
 def _scaled(recording: Recording, member: Member, x: Array) -> Array:

@@ -6,10 +6,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from natgrad import _tree
-from natgrad._blocks.report import StructureReport, block_dtype
+from natgrad._blocks.report import StructureReport
 from natgrad._check import check_damping, real_array
 from natgrad._metric.base import AbstractMetric
 from natgrad._model import check_structure, finite
@@ -34,21 +35,20 @@ class Blocks(eqx.Module):
         return self._mapped(lambda block, _: block.diagonal(), self.zeros())
 
     def as_matrix(self) -> Matrix:
-        size = _tree.size(self.struct)
-        offsets = [0]
-        for leaf in self.structure[0]:
-            offsets.append(offsets[-1] + _tree.size(leaf))
-        numbers = [
-            jnp.arange(start, start + _tree.size(leaf)).reshape(leaf.shape)
-            for start, leaf in zip(offsets, self.structure[0], strict=False)
-        ]
-        dtype = _tree.flatten(self.zeros())[0].dtype
-        matrix = jnp.zeros((size, size), dtype)
-        for block, place in zip(self.blocks, self.places, strict=True):
-            rows = place.gather(numbers, numbers[0].dtype)
-            rows = rows.reshape(len(rows), -1)
-            matrix = matrix.at[rows[:, :, None], rows[:, None, :]].set(block.as_matrix().astype(dtype))
+        flat = _tree.flatten(self.zeros())[0]
+        matrix = jnp.zeros((flat.size, flat.size), flat.dtype)
+        for block, rows in zip(self.blocks, self.rows(), strict=True):
+            matrix = matrix.at[rows[:, :, None], rows[:, None, :]].set(block.as_matrix().astype(flat.dtype))
         return matrix
+
+    def rows(self) -> list[Array]:
+        """For every block, which rows of the dense matrix its groups cover, in order."""
+        leaves = self.structure[0]
+        ends = np.cumsum([_tree.size(leaf) for leaf in leaves])
+        numbers = [
+            jnp.arange(end - _tree.size(leaf), end).reshape(leaf.shape) for end, leaf in zip(ends, leaves, strict=True)
+        ]
+        return [place.gather(numbers, int).reshape(place.block[0], -1) for place in self.places]
 
     def function(self, f: Callable[[Any], Any]) -> "Blocks":
         """The same eigenvectors with `f` of the eigenvalues, which are not negative."""
@@ -76,7 +76,7 @@ class Blocks(eqx.Module):
         leaves, treedef = jax.tree.flatten(v)
         wide = [jnp.zeros(leaf.shape, _tree.wide(leaf)) for leaf in leaves]
         for block, place in zip(self.blocks, self.places, strict=True):
-            place.scatter(function(block, place.gather(leaves, block_dtype(block))), wide)
+            place.scatter(function(block, place.gather(leaves, block.dtype)), wide)
         return jax.tree.unflatten(treedef, wide)
 
 

@@ -134,7 +134,22 @@ def _estimated(model, geometry, params, x, standard_error, in_axes, budget, key,
 
 def factor_columns(geometry: AbstractGeometry, z: Output) -> Output:
     """The columns of the factor of every output's metric, with an axis of columns in front of that of examples."""
-    return jax.vmap(geometry.factor, out_axes=1)(z)
+    name = type(geometry).__name__
+    try:
+        columns = jax.vmap(geometry.factor, out_axes=1)(z)
+    except NotImplementedError as error:
+        raise TypeError(
+            f"`{name}` has no factor, so backward passes cannot be exact. Give it a `_factor`, or pass a `key`, with "
+            "which cotangents are sampled instead."
+        ) from error
+    found, wanted = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (columns, z))
+    if [shape[1:] for shape in found] != wanted or len({shape[:1] for shape in found}) != 1:
+        given = [(*shape[:1], *shape[2:]) for shape in found]
+        raise ValueError(
+            f"`{name}.factor` needs to return columns like the output of an example, with their axis in front, but for "
+            f"an output of shapes {[shape[1:] for shape in wanted]} it returned shapes {given}."
+        )
+    return columns
 
 
 def sample_columns(geometry: AbstractGeometry, z: Output, key: Key, num_samples: int) -> Output:

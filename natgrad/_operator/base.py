@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, Float
 
 from natgrad._types import Scalar
@@ -55,6 +56,10 @@ class AbstractBlock(eqx.Module):
         """The inverse, from those of `matrices()`."""
 
     @property
-    @abstractmethod
     def factor_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of what is stored."""
+        return tuple(stored.shape for stored in jax.tree.leaves(self))
+
+    @property
+    def dtype(self) -> Any:
+        return jax.tree.leaves(self)[0].dtype

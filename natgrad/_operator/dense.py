@@ -18,13 +18,13 @@ class DenseBlock(AbstractBlock):
         return self.matrix
 
     def diagonal(self):
-        return self._column(jnp.diagonal(self.matrix, axis1=-2, axis2=-1))
+        return jnp.diagonal(self.matrix, axis1=-2, axis2=-1)[:, :, None]
 
     def matrices(self):
         return [self.matrix]
 
     def eigenvalues(self, eigen):
-        return self._column(eigen[0].values)
+        return eigen[0].values[:, :, None]
 
     def function(self, eigen, f):
         ((values, vectors),) = eigen
@@ -36,10 +36,3 @@ class DenseBlock(AbstractBlock):
 
     def inverted(self, inverses):
         return DenseBlock(*inverses)
-
-    @property
-    def factor_shapes(self):
-        return (self.matrix.shape,)
-
-    def _column(self, x: Float[Array, "g n"]) -> Float[Array, "g n 1"]:
-        return x[:, :, None]

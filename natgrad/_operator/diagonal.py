@@ -33,7 +33,3 @@ class DiagonalBlock(AbstractBlock):
 
     def inverted(self, inverses):
         return DiagonalBlock(1 / self.values)
-
-    @property
-    def factor_shapes(self):
-        return (self.values.shape,)

@@ -25,7 +25,7 @@ class EigenBlock(AbstractBlock):
         return (basis * self.values.reshape(len(basis), 1, -1)) @ basis.mT
 
     def diagonal(self):
-        return factor.sandwich(self._squared(self.input_basis), self.values, self._squared(self.output_basis))
+        return factor.sandwich(self.input_basis**2, self.values, self.output_basis**2)
 
     def matrices(self):
         return []
@@ -41,10 +41,3 @@ class EigenBlock(AbstractBlock):
 
     def inverted(self, inverses):
         return EigenBlock(self.input_basis, self.output_basis, 1 / self.values)
-
-    @property
-    def factor_shapes(self):
-        return self.input_basis.shape, self.output_basis.shape, self.values.shape
-
-    def _squared(self, basis: Factor) -> Factor:
-        return basis**2

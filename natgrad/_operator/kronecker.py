@@ -47,7 +47,3 @@ class KroneckerBlock(AbstractBlock):
 
     def inverted(self, inverses):
         return KroneckerBlock(*inverses)
-
-    @property
-    def factor_shapes(self):
-        return self.A.shape, self.G.shape

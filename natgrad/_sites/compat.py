@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.core
-import jax.numpy as jnp
 from jax.extend import core
 
 # An equation of a jaxpr, of which this file knows what the types do not say.
@@ -174,7 +173,8 @@ def evaluate(eqn: Equation, operands: list[Any]) -> list[Any]:
     """The results of an equation for given operands, one for each slot even where a variable is repeated.
 
     The dtypes need not be those of the equation, so that integers can be sent where numbers would go."""
-    is_kept = lambda index, atom: is_literal(atom) and jnp.result_type(operands[index]) == atom.aval.dtype
+    same = lambda index, atom: getattr(operands[index], "dtype", atom.aval.dtype) == atom.aval.dtype
+    is_kept = lambda index, atom: is_literal(atom) and same(index, atom)
     slots = [index for index, atom in enumerate(eqn.invars) if not is_kept(index, atom)]
     atoms = [eqn.invars[index] for index in slots]
     if any(map(is_literal, atoms)) or len(set(atoms)) < len(atoms):

@@ -26,6 +26,11 @@ class Member:
     is_swapped: bool = False
     through: Any = None
 
+    def positions(self, lengths: dict[int, int]) -> tuple[int, ...]:
+        """The sizes of the axes that the positions of the use run over."""
+        loops = self.use.site.loops
+        return (*(lengths[loops[axis]] for axis in self.use.loop_axes[1]), *self.layout.places)
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
