@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -33,6 +33,16 @@ def subtract(x: PyTree, y: PyTree) -> PyTree:
 
 def scale(factor: Scalar | float, x: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, x)
+
+
+def combine(factors: Sequence[Any], trees: Sequence[PyTree]) -> PyTree:
+    """The sum of trees times factors."""
+    scaled = [scale(factor, tree) for factor, tree in zip(factors, trees, strict=True)]
+    return add(*scaled)
+
+
+def add(*trees: PyTree) -> PyTree:
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *trees)
 
 
 def cast_like(x: PyTree, like: PyTree) -> PyTree:

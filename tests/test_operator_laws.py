@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from models import normal
 
-from natgrad._operator import batched
+from natgrad._operator import batched, damped
 from natgrad._operator.dense import DenseBlock
 from natgrad._operator.diagonal import DiagonalBlock
 from natgrad._operator.eigen import EigenBlock
@@ -71,33 +71,39 @@ def test_functions_are_those_of_the_eigenvalues(case):
 
 
 def test_inverses_of_damped_blocks(case):
-    """In the form of the block: that of its damped self, which for a Kronecker product is damped by factors."""
+    """In the form of the block; a Kronecker product is damped by its factors."""
     block, _ = case
-    damping = jnp.asarray(0.3)
-    damped = block.damped(damping)
-    inverses = [inverse for inverse, _ in batched.batched(batched.inverse, damped.matrices())]
-    expected = np.linalg.inv(np.asarray(damped.as_matrix()))
-    np.testing.assert_allclose(damped.inverted(inverses).as_matrix(), expected, rtol=1e-9, atol=1e-11)
+    found = damped.invert([block], jnp.array([0.3]))
     matrix = np.asarray(block.as_matrix())
-    identity = np.eye(matrix.shape[-1])
+    expected = matrix + 0.3 * np.eye(matrix.shape[-1])
     if isinstance(block, KroneckerBlock):
         A, G = (np.asarray(jax.vmap(lambda b: jax.scipy.linalg.block_diag(*b))(F)) for F in (block.A, block.G))
         ratio = np.sqrt(np.trace(A, axis1=1, axis2=2) / A.shape[-1] / (np.trace(G, axis1=1, axis2=2) / G.shape[-1]))
         added = [ratio[:, None, None] * np.sqrt(0.3) * np.eye(A.shape[-1])]
         added.append(np.sqrt(0.3) / ratio[:, None, None] * np.eye(G.shape[-1]))
         explicit = np.stack([np.kron(a, g) for a, g in zip(A + added[0], G + added[1], strict=True)])
-        np.testing.assert_allclose(damped.as_matrix(), explicit, rtol=1e-12, atol=1e-13)
         # More damping than asked for, never less.
-        surplus = np.linalg.eigvalsh(np.asarray(damped.as_matrix()) - matrix - 0.3 * identity)
-        assert surplus.min() > -1e-12
-    else:
-        np.testing.assert_allclose(damped.as_matrix(), matrix + 0.3 * identity, rtol=1e-12, atol=1e-13)
+        assert np.linalg.eigvalsh(explicit - expected).min() > -1e-12
+        expected = explicit
+    np.testing.assert_allclose(found.blocks[0].as_matrix(), np.linalg.inv(expected), rtol=1e-9, atol=1e-11)
+    assert found.is_definite.tolist() == found.is_finite.tolist() == [True]
+
+
+def test_blocks_have_damping_of_their_own_and_padding_changes_nothing():
+    sizes = [(20, 19), (200, 30), (199, 3), (2, 1)]
+    blocks = [KroneckerBlock(factor(k, 2, a, a), factor(k + 9, 2, b, b)) for k, (a, b) in enumerate(sizes)]
+    damping = jnp.array([0.1, 0.2, 0.3, 0.4])
+    together = damped.invert(blocks, damping).blocks
+    for block, own, inverse in zip(blocks, damping, together, strict=True):
+        (alone,) = damped.invert([block], own[None]).blocks
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), inverse, alone)
 
 
 def test_a_zero_factor_leaves_the_damping_alone():
     """A dead layer has G = 0; the damped block is the damping times the identity, and finite."""
     block = KroneckerBlock(factor(1, 1, 3, 3), jnp.zeros((1, 1, 2, 2)))
-    np.testing.assert_allclose(block.damped(jnp.asarray(0.01)).as_matrix()[0], 0.01 * np.eye(6), rtol=1e-12)
+    (inverse,) = damped.invert([block], jnp.array([0.01])).blocks
+    np.testing.assert_allclose(inverse.as_matrix()[0], 100 * np.eye(6), rtol=1e-12)
 
 
 def test_matrices_of_one_size_are_factorised_in_one_call():
@@ -124,8 +130,10 @@ def test_an_inverse_beyond_rounding_is_found_all_the_same_and_said_so():
     """In single precision a matrix of rank one with tiny damping has no Cholesky factor."""
     v = np.linspace(1, 2, 40, dtype=np.float32)
     singular = jnp.asarray(np.stack([np.outer(v, v), np.eye(40, dtype=np.float32)]))
-    found, is_good = batched.inverse(singular)
-    assert np.all(np.isfinite(found)) and is_good.tolist() == [False, True]
+    without = lambda means: (jnp.ones_like(means), jnp.zeros_like(means))
+    (found,), is_definite, is_finite = batched.damped_inverses([singular], without)
+    assert np.all(np.isfinite(found))
+    assert is_definite.tolist() == [False, True] and is_finite.tolist() == [True, True]
     np.testing.assert_allclose(found[1], np.eye(40), rtol=1e-6)
 
 

@@ -82,20 +82,23 @@ class Kronecker(Assignment):
     ) -> tuple[Array, Factor]:
         """The number of positions that count (or of examples), and the sum of products of inputs over them."""
         is_masked = any(member.use.site.number in self.masks for member in members)
+        examples = jnp.ones(recording.num_examples) if recording.weights is None else recording.weights
         operands = [operand_of(recording, member) for member in members]
         weights = [counted(recording, member, self.masks) for member in members]
 
         def moment(part) -> tuple[Array, Factor]:
             inputs = [self.view.inputs(recording, m, own) for m, own in zip(members, part[0], strict=True)]
             a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(part[1], axis=1).astype(inputs[0].dtype)
-            w = w[:, None, :, None]
+            w, e = w[:, None, :, None], part[2].astype(a.dtype)[:, None, None, None]
             if self.is_reduced:
                 a = jnp.sum(w * a, axis=2, keepdims=True) / jnp.maximum(jnp.sum(w, axis=2, keepdims=True), 1.0)
-                return jnp.asarray(float(len(a)), a.dtype), _moment(a, side)
-            # Weights are zero or one, so they need no root.
-            return jnp.sum(w), _moment(w * a if is_masked else a, side)
+            # Those of positions are zero or one, so they need no root.
+            elif is_masked:
+                a = w * a
+            a = a if recording.weights is None else jnp.sqrt(e) * a
+            return jnp.sum(e if self.is_reduced else w * e), _moment(a, side)
 
-        return summed(moment, (operands, weights), self._chunk(recording, members, budget))
+        return summed(moment, (operands, weights, examples), self._chunk(recording, members, budget))
 
     def _cotangents(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
         results = [result_of(recording, member) for member in members]
@@ -136,6 +139,8 @@ def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:
 def _counts(recording: Recording, view: View, member: Member, masks: Masks, side: int) -> tuple[Array, Factor]:
     """How many rows are read, and how often each: the second moment of rows of the identity."""
     rows, weights = indices(member, operand_of(recording, member)), counted(recording, member, masks)
+    if recording.weights is not None:
+        weights = weights * recording.weights.astype(weights.dtype)[:, None]
     num_rows = member.use.value.aval.shape[0]
     counts = jnp.zeros(num_rows, weights.dtype).at[rows.reshape(-1)].add(weights.reshape(-1), mode="drop")
     if view.weight.selection is not None:

@@ -197,7 +197,7 @@ class SumMetric(AbstractMetric):
             check_structure(self.terms[0].in_structure(), term.in_structure(), "A sum of metrics")
 
     def _mv(self, v):
-        return add(*(term._mv(v) for term in self.terms))
+        return _tree.add(*(term._mv(v) for term in self.terms))
 
     @property
     def root_size(self):
@@ -212,10 +212,10 @@ class SumMetric(AbstractMetric):
         for term in self.terms:
             assert term.root_size is not None
             starts.append(starts[-1] + term.root_size)
-        return add(*(t.root_transpose_mv(u[a:b]) for t, a, b in zip(self.terms, starts, starts[1:], strict=False)))
+        return _tree.add(*(t.root_transpose_mv(u[a:b]) for t, a, b in zip(self.terms, starts, starts[1:], strict=False)))
 
     def diagonal(self):
-        return add(*(term.diagonal() for term in self.terms))
+        return _tree.add(*(term.diagonal() for term in self.terms))
 
     @property
     def is_semidefinite(self):
@@ -231,7 +231,7 @@ class SumMetric(AbstractMetric):
 
     def _sample(self, key):
         keys = jax.random.split(key, len(self.terms))
-        return add(*(term._sample(k) for term, k in zip(self.terms, keys, strict=True)))
+        return _tree.add(*(term._sample(k) for term, k in zip(self.terms, keys, strict=True)))
 
     def in_structure(self):
         return self.terms[0].in_structure()
@@ -329,10 +329,6 @@ class RestrictedMetric(AbstractDerivedMetric):
 
     def _extend(self, v):
         return eqx.combine(v, self.metric._zeros())
-
-
-def add(*trees: PyTree) -> PyTree:
-    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *trees)
 
 
 def chunk_size(size: int) -> int:

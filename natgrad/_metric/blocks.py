@@ -14,8 +14,8 @@ from natgrad._blocks.report import StructureReport
 from natgrad._check import check_damping, real_array
 from natgrad._metric.base import AbstractMetric
 from natgrad._model import check_structure, finite
-from natgrad._operator import batched
-from natgrad._operator.base import AbstractBlock, Eigen
+from natgrad._operator import batched, damped
+from natgrad._operator.base import AbstractBlock, Eigen, reciprocal
 from natgrad._operator.place import Place
 from natgrad._types import Matrix, Scalar
 from natgrad._vector import Covector, Vector, untyped
@@ -57,6 +57,11 @@ class Blocks(eqx.Module):
     def eigenvalues(self) -> list[Array]:
         return [block.eigenvalues(eigen) for block, eigen in self._eigen()]
 
+    def with_unit_diagonal(self) -> tuple["Blocks", PyTree]:
+        """The operator in units in which all parameters count the same, and the unit of every parameter."""
+        roots = jax.tree.map(jnp.sqrt, self.diagonal())
+        return self.replaced([block.with_unit_diagonal() for block in self.blocks]), jax.tree.map(reciprocal, roots)
+
     def replaced(self, blocks: Sequence[AbstractBlock]) -> "Blocks":
         return Blocks(tuple(blocks), self.places, self.structure)
 
@@ -69,7 +74,7 @@ class Blocks(eqx.Module):
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.struct)
 
     def _eigen(self) -> list[tuple[AbstractBlock, list[Eigen]]]:
-        return [(block, part) for block, part in zip(self.blocks, by_block(self.blocks, batched.eigen), strict=True)]
+        return [(block, part) for block, part in zip(self.blocks, by_block(self.blocks, batched.eigens), strict=True)]
 
     def _mapped(self, function: Callable, v: PyTree) -> PyTree:
         """`function(block, part)` of every block, put together in single precision at least."""
@@ -80,10 +85,10 @@ class Blocks(eqx.Module):
         return jax.tree.unflatten(treedef, wide)
 
 
-def by_block(blocks: Sequence[AbstractBlock], function: Callable) -> list[list[Any]]:
-    """`function` of the matrices of every block, called once for all of the same size."""
+def by_block(blocks: Sequence[AbstractBlock], function: Callable[[list[Array]], list]) -> list[list[Any]]:
+    """`function` of the matrices of all blocks, and what of it belongs to each."""
     matrices = [block.matrices() for block in blocks]
-    found = iter(batched.batched(function, [matrix for own in matrices for matrix in own]))
+    found = iter(function([matrix for own in matrices for matrix in own]))
     return [[next(found) for _ in own] for own in matrices]
 
 
@@ -177,16 +182,12 @@ class BlockInverse(eqx.Module):
 @eqx.filter_jit
 def _inverse(operator: Blocks, damping: Scalar, factored: bool, previous: BlockInverse | None) -> BlockInverse:
     if factored:
-        damped = operator.replaced([block.damped(damping) for block in operator.blocks])
-        found = by_block(damped.blocks, batched.inverse)
-        matrices = [[matrix for matrix, _ in own] for own in found]
-        new = operator.replaced([b.inverted(own) for b, own in zip(damped.blocks, matrices, strict=True)])
-        is_good = [jnp.all(jnp.stack([jnp.array(True), *(jnp.all(g) for _, g in own)])) for own in found]
+        found = damped.invert(operator.blocks, jnp.broadcast_to(damping, (len(operator.blocks),)))
+        new, is_good, is_finite = operator.replaced(found.blocks), found.is_definite, found.is_finite
     else:
         new = operator.function(lambda s: reciprocal(s + damping.astype(s.dtype)))
-        is_good = [jnp.array(True) for _ in new.blocks]
-    is_finite = [finite(block).holds for block in new.blocks]
-    failures = jnp.sum(~(jnp.stack(is_good) & jnp.stack(is_finite)))
+        is_good = is_finite = jnp.stack([finite(block).holds for block in new.blocks])
+    failures = jnp.sum(~(is_good & is_finite))
     if previous is None:
         return BlockInverse(new, failures)
     if jax.tree.structure(previous.operator) != jax.tree.structure(new):
@@ -199,12 +200,6 @@ def _inverse(operator: Blocks, damping: Scalar, factored: bool, previous: BlockI
         for good, block, old in zip(is_finite, new.blocks, previous.operator.blocks, strict=True)
     ]
     return BlockInverse(new.replaced(kept), failures + previous.failures)
-
-
-def reciprocal(values: Array) -> Array:
-    """One over each eigenvalue, but zero for zero: the pseudo-inverse."""
-    is_zero = values == 0
-    return jnp.where(is_zero, 0.0, 1 / jnp.where(is_zero, 1.0, values))
 
 
 @eqx.filter_jit

@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.base import Assignment
@@ -103,22 +104,26 @@ def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
 def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, request: Request) -> BlockMetric:
     subject = request.subject
     forward = forward_in(geometry, model, params, x, request.in_axes, request.budget, subject.strip("`"))
-    if key is None:
-        columns = factor_columns(geometry, forward.z)
-    else:
-        draws = sample_columns(geometry, forward.z, key, request.num_samples)
-        columns = _tree.scale(request.num_samples**-0.5, draws)
+    columns = columns_of(geometry, forward.z, key, request.num_samples)
     batch = Batch(forward, mask_outputs(masks, columns, subject))
     assignments = choose(forward.trace, forward.routes, request.rules, masks, subject)
     assignments = batch.corrected(assignments, basis, subject)
     return batch.metric(assignments, batch.blocks(assignments))
 
 
+def columns_of(geometry: AbstractGeometry, z: Output, key: Key | None, num_samples: int) -> Output:
+    """Columns whose products with themselves sum to the metric of every output: exact, or drawn with a key."""
+    if key is None:
+        return factor_columns(geometry, z)
+    return _tree.scale(num_samples**-0.5, sample_columns(geometry, z, key, num_samples))
+
+
 class Batch(NamedTuple):
-    """A batch after its forward pass, and the cotangents of its outputs."""
+    """A batch after its forward pass, the cotangents of its outputs, and how much each example counts."""
 
     forward: Forward
     columns: Output
+    weights: Float[Array, " N"] | None = None
 
     def corrected(self, assignments: list[Assignment], basis: BlockMetric | None, subject: str) -> list[Assignment]:
         """The assignments, with a basis for those whose eigenvalues are to be corrected."""
@@ -132,7 +137,7 @@ class Batch(NamedTuple):
     def blocks(self, assignments: list[Assignment]) -> list[AbstractBlock]:
         """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
         forward, columns = self.forward, self.columns
-        recording = lambda part: forward.pull(part, is_stacked=True).recording()
+        recording = lambda part: replace(forward.pull(part, is_stacked=True).recording(), weights=self.weights)
         first = recording(jax.tree.map(lambda s: s[:1], columns))
         inputs = [one.of_inputs(first, forward.budget) for one in assignments]
 
@@ -175,7 +180,7 @@ def _given(basis: BlockMetric, assignments: Sequence[Assignment], subject: str) 
 
 def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
     """The eigenvectors of the two factors of every block."""
-    eigen = by_block(blocks, batched.eigen)
+    eigen = by_block(blocks, batched.eigens)
     return [
         (block.input_basis, block.output_basis) if isinstance(block, EigenBlock) else (own[0].vectors, own[1].vectors)
         for block, own in zip(blocks, eigen, strict=True)

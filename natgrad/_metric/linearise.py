@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 from natgrad import _tree
 from natgrad._check import require
 from natgrad._model import check_examples, check_outputs, check_params, finite, num_examples, of_params
+from natgrad._per_example.forward import Forward, forward_with_derivative
 from natgrad._sites import compat
 from natgrad._types import Output
 
@@ -49,10 +50,29 @@ def linearise(model: Callable, params: PyTree, x: PyTree, *, check: bool, subjec
     check_params(params, subject)
     function = of_params(model, x, subject)
     check_outputs(jax.eval_shape(function, params), num_examples(x, subject), subject)
-    z, forward = jax.linearize(function, params)
-    require(z, [finite(z)], f"{subject}: the output of the model", traced=False)
+    found = linearised(function, params)
+    require(found.z, [finite(found.z)], f"{subject}: the output of the model", traced=False)
     if check:
-        check_examples(model, params, x, z, subject)
+        check_examples(model, params, x, found.z, subject)
+    return found
+
+
+def linearised(function: Callable[[PyTree], Output], params: PyTree) -> Linearisation:
+    """A function of the parameters with its derivative."""
+    z, forward = jax.linearize(function, params)
+    return Linearisation(z, forward, _is_reverse_only(forward, params), _structure_of(params))
+
+
+def linearise_tapped(model: Callable, params: PyTree, x: PyTree, subject: str) -> tuple[Linearisation, Forward]:
+    """A model with its derivative, and with taps at its sites for statistics of single examples, from one pass."""
+    forward, push = forward_with_derivative(model, params, x, in_axes=0, budget=2**26, subject=subject)
+    return Linearisation(forward.z, push, _is_reverse_only(push, params), _structure_of(params)), forward
+
+
+def _structure_of(params: PyTree) -> tuple:
     leaves, treedef = jax.tree.flatten(_tree.structure(params))
-    is_reverse_only = compat.uses(jax.make_jaxpr(forward)(params).jaxpr, "custom_lin")
-    return Linearisation(z, forward, is_reverse_only, (tuple(leaves), treedef))
+    return tuple(leaves), treedef
+
+
+def _is_reverse_only(forward: Callable, params: PyTree) -> bool:
+    return compat.uses(jax.make_jaxpr(forward)(params).jaxpr, "custom_lin")

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._check import is_concrete
-from natgrad._metric.base import AbstractMetric, add
+from natgrad._metric.base import AbstractMetric
 from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.diagonal import DiagonalMetric
 from natgrad._metric.pullback import PullbackMetric
@@ -56,7 +56,7 @@ class LoaderMetric(AbstractMetric):
             part, count = self._source.compiled("sample", batch, jax.random.fold_in(key, index))
             parts.append(_tree.scale(count**0.5, part))
             counts.append(count)
-        return _tree.scale(1 / sum(counts) ** 0.5, add(*parts))
+        return _tree.scale(1 / sum(counts) ** 0.5, _tree.add(*parts))
 
     def in_structure(self):
         leaves, treedef = self._structure
@@ -67,7 +67,7 @@ class LoaderMetric(AbstractMetric):
         for batch in self._batches():
             part, count = self._source.compiled(method, batch, *arguments)
             part = _tree.scale(count, part)
-            total, weight = (part if total is None else add(total, part)), weight + count
+            total, weight = (part if total is None else _tree.add(total, part)), weight + count
         return _tree.scale(1 / weight, total)
 
     def _batches(self) -> Iterable[Any]:
@@ -127,10 +127,10 @@ def _average_diagonal(build: Callable[[Any], DiagonalMetric], batches: Iterable[
     for batch in batches:
         part = build(batch)
         entries = _tree.scale(float(part.num_examples), part.entries)
-        total = entries if total is None else add(total, entries)
+        total = entries if total is None else _tree.add(total, entries)
         if part.standard_error is not None:
             squares = jax.tree.map(lambda error: (part.num_examples * error) ** 2, part.standard_error)  # noqa: B023
-            variance = squares if variance is None else add(variance, squares)
+            variance = squares if variance is None else _tree.add(variance, squares)
         count += part.num_examples
     error = None if variance is None else jax.tree.map(lambda v: jnp.sqrt(v) / count, variance)
     return DiagonalMetric(_tree.scale(1 / count, total), error, count)
@@ -143,5 +143,5 @@ def _average_blocks(build: Callable[[Any], BlockMetric], batches: Iterable[Any])
     refuse_bases(first)
     count = first.num_examples
     for metric, weighed in parts:
-        total, count = add(total, weighed), count + metric.num_examples
+        total, count = _tree.add(total, weighed), count + metric.num_examples
     return BlockMetric(_tree.scale(1 / count, total), first.report(), count)

@@ -40,7 +40,8 @@ class RunningAverage(eqx.Module):
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _tree.wide(leaf)), _arrays(like))
         return RunningState(total, jnp.zeros(()))
 
-    def update(self, state: RunningState, estimate: PyTree) -> RunningState:
+    def update(self, state: RunningState, estimate: PyTree, *, is_good: Any = True) -> RunningState:
+        """The average with one more estimate; with one that is not good, as it was."""
         structures = [jax.tree.structure(tree) for tree in (state.total, estimate)]
         if structures[0] != structures[1]:
             raise ValueError(
@@ -49,8 +50,10 @@ class RunningAverage(eqx.Module):
             )
         refuse_bases(estimate)
         decayed = lambda total, new: jnp.asarray(self.decay, total.dtype) * total + new.astype(total.dtype)
-        total = jax.tree.map(decayed, state.total, _arrays(estimate))
-        return RunningState(total, jnp.asarray(self.decay, state.weight.dtype) * state.weight + 1)
+        kept = lambda total, new: decayed(total, new) if is_good is True else jnp.where(is_good, decayed(total, new), total)
+        return RunningState(
+            jax.tree.map(kept, state.total, _arrays(estimate)), kept(state.weight, jnp.ones((), state.weight.dtype))
+        )
 
     def value(self, state: RunningState) -> PyTree:
         """The average so far. Before the first update there is none, and concrete states are refused."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad._types import Scalar
@@ -48,12 +49,18 @@ class AbstractBlock(eqx.Module):
         """The same eigenvectors with `f` of the eigenvalues, from the decompositions of `matrices()`."""
 
     @abstractmethod
-    def damped(self, damping: Scalar) -> "AbstractBlock":
-        """The block plus damping, in the same form."""
+    def inverted(self, inverses: Sequence[Array], damping: Scalar) -> "AbstractBlock":
+        """The inverse of the damped block, from those of the damped `matrices()`."""
 
     @abstractmethod
-    def inverted(self, inverses: Sequence[Array]) -> "AbstractBlock":
-        """The inverse, from those of `matrices()`."""
+    def with_unit_diagonal(self) -> "AbstractBlock":
+        r"""$D^{-1/2} F D^{-1/2}$ with $D$ the diagonal: the block in units in which all entries count the same. Entries
+        with a zero on the diagonal stay zero."""
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the block is the product of its two matrices, which then share the damping."""
+        return False
 
     @property
     def factor_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -63,3 +70,14 @@ class AbstractBlock(eqx.Module):
     @property
     def dtype(self) -> Any:
         return jax.tree.leaves(self)[0].dtype
+
+
+def reciprocal(values: Array) -> Array:
+    """One over each value, but zero for zero: the pseudo-inverse."""
+    is_zero = values == 0
+    return jnp.where(is_zero, 0.0, 1 / jnp.where(is_zero, 1.0, values))
+
+
+def to_unit_diagonal(matrices: Float[Array, "... k k"]) -> Float[Array, "... k k"]:
+    roots = jnp.sqrt(reciprocal(jnp.diagonal(matrices, axis1=-2, axis2=-1)))
+    return roots[..., :, None] * matrices * roots[..., None, :]

@@ -1,31 +1,55 @@
 """Factorisations of many matrices, those of one size in one call."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from natgrad._operator.base import Eigen
 
+# How large a matrix has to be, next to a larger one, to be padded to its size; below some size all are.
+PADDING = 0.95
+SMALL = 128
+
+
+def eigens(stacks: Sequence[Array]) -> list[Eigen]:
+    """Eigenvalues and eigenvectors of stacks of semidefinite matrices."""
+    return batched(eigen, stacks)
+
 
 def batched(function: Callable[[Array], Any], stacks: Sequence[Array]) -> list[Any]:
     """`function` of every stack of matrices, called once for all that have the same size and dtype."""
-    by_kind: dict[Any, list[int]] = {}
-    for index, stack in enumerate(stacks):
-        by_kind.setdefault((stack.shape[-1], stack.dtype), []).append(index)
-    results: list[Any] = [None] * len(stacks)
-    joined = None
-    for (size, _), indices in by_kind.items():
-        flat = [stacks[index].reshape(-1, size, size) for index in indices]
-        joined = function(_after(joined, jnp.concatenate(flat) if len(flat) > 1 else flat[0]))
-        start = 0
-        for index, part in zip(indices, flat, strict=True):
-            own, lead = slice(start, start + len(part)), stacks[index].shape[:-2]
-            results[index] = jax.tree.map(lambda x: x[own].reshape(*lead, *x.shape[1:]), joined)  # noqa: B023
-            start += len(part)
-    return results
+    joined, parts = _joined(stacks)
+    results: list[Any] = []
+    for matrices in joined:
+        results.append(function(_after(results[-1] if results else None, matrices)))
+    own = lambda stack, part: jax.tree.map(
+        lambda x: x[part.rows].reshape(*stack.shape[:-2], *x.shape[1:]), results[part.index]
+    )
+    return [own(stack, part) for stack, part in zip(stacks, parts, strict=True)]
+
+
+class _Part(NamedTuple):
+    """Where a stack is among the joined ones."""
+
+    index: int
+    rows: slice
+
+
+def _joined(stacks: Sequence[Array]) -> tuple[list[Array], list[_Part]]:
+    """All stacks of one size and dtype as one."""
+    by_kind: dict[Any, list[Array]] = {}
+    parts = []
+    for stack in stacks:
+        kind = stack.shape[-1], stack.dtype
+        flat = stack.reshape(-1, *stack.shape[-2:])
+        start = sum(map(len, by_kind.setdefault(kind, [])))
+        by_kind[kind].append(flat)
+        parts.append(_Part(list(by_kind).index(kind), slice(start, start + len(flat))))
+    return [jnp.concatenate(own) if len(own) > 1 else own[0] for own in by_kind.values()], parts
 
 
 def _after(previous: Any, matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
@@ -39,15 +63,11 @@ def _after(previous: Any, matrices: Float[Array, "m k k"]) -> Float[Array, "m k 
     return matrices + (first > jnp.inf).astype(matrices.dtype)
 
 
-def symmetric(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
-    return (matrices + matrices.mT) / 2
-
-
 def eigen(matrices: Float[Array, "m k k"]) -> Eigen:
     """Eigenvalues and eigenvectors of semidefinite matrices. Eigenvalues that cannot be told from zero are zero."""
     if matrices.shape[-1] == 1:
         return Eigen(jnp.maximum(matrices[:, 0], 0.0), jnp.ones_like(matrices))
-    values, vectors = jnp.linalg.eigh(symmetric(matrices))
+    values, vectors = jnp.linalg.eigh((matrices + matrices.mT) / 2)
     return Eigen(without_rounding(values, matrices.shape[-1]), vectors)
 
 
@@ -57,26 +77,80 @@ def without_rounding(values: Float[Array, "m ..."], size: int) -> Float[Array, "
     return jnp.where(values <= size * jnp.finfo(values.dtype).eps * largest, 0.0, values)
 
 
-def inverse(matrices: Float[Array, "m k k"]) -> tuple[Float[Array, "m k k"], Bool[Array, " m"]]:
-    """Inverses of positive definite matrices by their Cholesky factors, and whether each was found.
+def damped_inverses(
+    stacks: Sequence[Array], damping: Callable[[Array], tuple[Array, Array]]
+) -> tuple[list[Array], Bool[Array, " m"], Bool[Array, " m"]]:
+    r"""Inverses $(s F + d I)^{-1}$ of semidefinite matrices by their Cholesky factors, for scales $s$ and damping $d$
+    that are a function of the mean eigenvalues of all matrices, in the order of the stacks; and for every matrix whether it
+    was definite, and whether the inverse is finite.
 
     A matrix that is definite only beyond rounding has none. It is taken once more with as much on its diagonal as can
-    be told from zero."""
-    if matrices.shape[-1] == 1:
-        return 1 / matrices, jnp.isfinite(1 / matrices[:, 0, 0])
-    matrices = symmetric(matrices)
-    found = _by_cholesky(matrices)
-    is_good = jnp.all(jnp.isfinite(found), axis=(1, 2))
-    again = lambda: jnp.where(is_good[:, None, None], found, _by_cholesky(_lifted(matrices)))
-    return jax.lax.cond(jnp.all(is_good), lambda: found, again), is_good
+    be told from zero. Matrices of almost the same size are padded to the largest of them and go together, and numbers
+    that belong to matrices are handled as one vector: every operation costs time to compile."""
+    sizes = [stack.shape[-1] for stack in stacks]
+    target = _common_sizes(sizes)
+    joined, parts = _joined([_padded(stack, target[size]) for stack, size in zip(stacks, sizes, strict=True)])
+    counts = [int(np.prod(stack.shape[:-2])) for stack in stacks]
+    # Where the numbers of a joined stack stand among those of all matrices.
+    starts = np.cumsum([0, *counts])
+    order = [
+        np.concatenate([np.arange(starts[k], starts[k + 1]) for k, part in enumerate(parts) if part.index == index])
+        for index in range(len(joined))
+    ]
+    dtype = np.result_type(*(matrices.dtype for matrices in joined))
+    traces = jnp.concatenate([_traces(matrices).astype(dtype) for matrices in joined])[
+        np.argsort(np.concatenate(order))
+    ]
+    scale, shift = damping(traces / np.repeat(sizes, counts).astype(dtype))
+    rounding = 4 * jnp.finfo(dtype).eps * (scale * traces + shift)
+
+    # A loop over all sizes together, so that they are compiled once.
+    def attempt(state):
+        tries, lift, _ = state
+        found: list[Array] = []
+        for matrices, own in zip(joined, order, strict=True):
+            added = jnp.eye(matrices.shape[-1], dtype=dtype)[None] * (shift + lift)[own][:, None, None]
+            damped = (scale[own][:, None, None] * matrices + added).astype(matrices.dtype)
+            found.append(_by_cholesky(_after(found[-1] if found else None, damped)))
+        return tries + 1, jnp.where(succeeded(found), lift, rounding), found
+
+    def succeeded(found):
+        # Where a factorisation fails, all entries are NaN.
+        each = jnp.concatenate([jnp.sum(own[:, 0], axis=1).astype(dtype) for own in found])
+        return jnp.isfinite(each[np.argsort(np.concatenate(order))])
+
+    def unfinished(state):
+        tries, lift, _ = state
+        return (tries == 0) | ((tries == 1) & ~jnp.all(lift == 0))
+
+    _, lift, found = jax.lax.while_loop(unfinished, attempt, (jnp.array(0), jnp.zeros_like(traces), joined))
+    crop = lambda stack, part: found[part.index][part.rows, : stack.shape[-1], : stack.shape[-1]].reshape(stack.shape)
+    is_finite = succeeded(found)
+    return [crop(*pair) for pair in zip(stacks, parts, strict=True)], (lift == 0) & is_finite, is_finite
+
+
+def _common_sizes(sizes: Iterable[int]) -> dict[int, int]:
+    """The size to which matrices of each size are padded."""
+    ordered = sorted(set(sizes), reverse=True)
+    fits = lambda size, larger: size == larger or size > PADDING * larger or (1 < size and larger <= SMALL)
+    return {size: next(larger for larger in ordered if larger >= size and fits(size, larger)) for size in ordered}
+
+
+def _padded(matrices: Float[Array, "... k k"], size: int) -> Float[Array, "... l l"]:
+    own = matrices.shape[-1]
+    return jnp.pad(matrices, [(0, 0)] * (matrices.ndim - 2) + [(0, size - own)] * 2) if own < size else matrices
+
+
+def _traces(matrices: Float[Array, "m k k"]) -> Float[Array, " m"]:
+    # Every so many entries is faster to compile than `jnp.trace`.
+    count, size, _ = matrices.shape
+    return jnp.sum(matrices.reshape(count, size * size)[:, :: size + 1], axis=1)
 
 
 def _by_cholesky(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
+    if matrices.shape[-1] == 1:
+        return jnp.where(matrices > 0, 1 / matrices, jnp.nan)
     identity = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
-    return jax.vmap(lambda root: jax.scipy.linalg.cho_solve((root, True), identity))(jnp.linalg.cholesky(matrices))
-
-
-def _lifted(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
-    norms = jnp.linalg.norm(matrices, axis=(1, 2), keepdims=True)
-    rounding = 16 * jnp.finfo(matrices.dtype).eps * norms
-    return matrices + rounding * jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None]
+    # The transposes change nothing but the order in memory, which LAPACK takes as it is.
+    roots = jax.lax.linalg.cholesky(matrices.mT, symmetrize_input=False)
+    return jax.vmap(lambda root: jax.scipy.linalg.cho_solve((root, True), identity))(roots).mT

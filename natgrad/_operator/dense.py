@@ -1,7 +1,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from natgrad._operator.base import AbstractBlock
+from natgrad._operator.base import AbstractBlock, to_unit_diagonal
+from natgrad._operator.eigen import EigenBlock
 
 
 class DenseBlock(AbstractBlock):
@@ -28,11 +29,11 @@ class DenseBlock(AbstractBlock):
 
     def function(self, eigen, f):
         ((values, vectors),) = eigen
-        return DenseBlock((vectors * f(values)[:, None, :]) @ vectors.mT)
+        one = jnp.ones((len(vectors), 1, 1, 1), vectors.dtype)
+        return EigenBlock(vectors[:, None], one, f(values)[:, :, None])
 
-    def damped(self, damping):
-        identity = jnp.eye(self.matrix.shape[-1], dtype=self.matrix.dtype)
-        return DenseBlock(self.matrix + damping.astype(identity.dtype) * identity[None])
-
-    def inverted(self, inverses):
+    def inverted(self, inverses, damping):
         return DenseBlock(*inverses)
+
+    def with_unit_diagonal(self):
+        return DenseBlock(to_unit_diagonal(self.matrix))

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from natgrad._operator.base import AbstractBlock
+from natgrad._operator.base import AbstractBlock, reciprocal
 
 
 class DiagonalBlock(AbstractBlock):
@@ -28,8 +28,8 @@ class DiagonalBlock(AbstractBlock):
     def function(self, eigen, f):
         return DiagonalBlock(f(self.values))
 
-    def damped(self, damping):
-        return DiagonalBlock(self.values + damping.astype(self.values.dtype))
+    def inverted(self, inverses, damping):
+        return DiagonalBlock(reciprocal(self.values + damping.astype(self.values.dtype)))
 
-    def inverted(self, inverses):
-        return DiagonalBlock(1 / self.values)
+    def with_unit_diagonal(self):
+        return DiagonalBlock((self.values > 0).astype(self.values.dtype))

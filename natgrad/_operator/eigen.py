@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad._operator import factor
-from natgrad._operator.base import AbstractBlock
+from natgrad._operator.base import AbstractBlock, reciprocal
 from natgrad._operator.batched import without_rounding
 from natgrad._operator.factor import Factor
 
@@ -36,8 +36,9 @@ class EigenBlock(AbstractBlock):
     def function(self, eigen, f):
         return EigenBlock(self.input_basis, self.output_basis, f(self.eigenvalues(eigen)))
 
-    def damped(self, damping):
-        return EigenBlock(self.input_basis, self.output_basis, self.values + damping.astype(self.values.dtype))
+    def inverted(self, inverses, damping):
+        values = reciprocal(self.values + damping.astype(self.values.dtype))
+        return EigenBlock(self.input_basis, self.output_basis, values)
 
-    def inverted(self, inverses):
-        return EigenBlock(self.input_basis, self.output_basis, 1 / self.values)
+    def with_unit_diagonal(self):
+        raise TypeError("A block in a basis of its own has no such form: rescale what the basis is made of.")

@@ -13,7 +13,7 @@ from natgrad._per_example.chunks import Budget
 from natgrad._per_example.in_backward import formed_in_backward
 from natgrad._per_example.operator import PerExample
 from natgrad._sites.routes import Route, find_route, uses_of
-from natgrad._sites.trace import Tapped, Trace, tapped, trace_example
+from natgrad._sites.trace import Tapped, Trace, tapped, tapped_with_derivative, trace_example
 from natgrad._types import Output
 
 
@@ -60,12 +60,29 @@ def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, sub
 
 def forward_pass(model: Callable, params: PyTree, x: PyTree, *, in_axes: PyTree, budget: int, subject: str) -> Forward:
     """Find the sites of a model, and run the batch once."""
+    trace, leaves = _traced(model, params, x, in_axes, budget, subject)
+    return _forward(trace, leaves, x, tapped(trace, leaves, x), budget, subject)
+
+
+def forward_with_derivative(
+    model: Callable, params: PyTree, x: PyTree, *, in_axes: PyTree, budget: int, subject: str
+) -> tuple[Forward, Callable[[PyTree], Output]]:
+    """As `forward_pass`, and from the same run the map from a change of the parameters to that of the outputs."""
+    trace, leaves = _traced(model, params, x, in_axes, budget, subject)
+    run, push = tapped_with_derivative(trace, leaves, x)
+    return _forward(trace, leaves, x, run, budget, subject), push
+
+
+def _traced(model, params, x, in_axes, budget: int, subject: str) -> tuple[Trace, list[Any]]:
     if budget < 1:
         raise ValueError(f"{subject} needs a `budget` of at least one byte, but got {budget}.")
     trace = trace_example(model, params, x, in_axes, subject)
-    leaves = [jnp.asarray(leaf) for leaf in trace.leaves(params, x)]
+    return trace, [jnp.asarray(leaf) for leaf in trace.leaves(params, x)]
+
+
+def _forward(trace: Trace, leaves: list[Any], x: PyTree, run: Tapped, budget: int, subject: str) -> Forward:
     routes = tuple(find_route(uses_of(trace.sites, leaf), leaf, trace.lengths) for leaf in range(len(trace.names)))
-    forward = Forward(trace, routes, leaves, x, tapped(trace, leaves, x), Budget(budget))
+    forward = Forward(trace, routes, leaves, x, run, Budget(budget))
     require(forward.z, [finite(forward.z)], f"{subject}: the output of the model", traced=False)
     return forward
 

@@ -14,13 +14,15 @@ from natgrad._sites.values import Dependent, Free
 @dataclass(frozen=True)
 class Recording:
     """The parameters, the free values made of them, the recorded values with the examples in front, and the cotangents
-    of the sites' results, with the examples and then the cotangents of each example in front."""
+    of the sites' results, with the examples and then the cotangents of each example in front. Where examples count
+    differently, `weights` says how much each does among inputs; cotangents have the roots of them already."""
 
     leaves: list[Any]
     free: dict[Free, Any]
     records: dict[Dependent, Any]
     cotangents: dict[int, list[Any]]
     lengths: dict[int, int]
+    weights: Any = None
 
     @property
     def num_examples(self) -> int:

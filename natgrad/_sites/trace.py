@@ -87,6 +87,27 @@ def tapped(trace: Trace, leaves: list[Any], x: PyTree) -> Tapped:
     return visited(trace, leaves, x, zeros, dict.fromkeys(zeros, 0), add_taps, trace.sites)
 
 
+def tapped_with_derivative(
+    trace: Trace, leaves: list[Any], x: PyTree
+) -> tuple[Tapped, Callable[[PyTree], PyTree]]:
+    """As `tapped`, and from the same run the derivative of the outputs with respect to the parameters."""
+    zeros = {site.number: trace.zeros(site) for site in trace.sites}
+    visit = Visit(add_taps, frozenset(value for site in trace.sites for value in site.recorded))
+    count = len(trace.param_structs)
+    params, shared = leaves[:count], leaves[count:]
+    run = lambda params, taps: trace.run([*params, *shared], x, taps, dict.fromkeys(zeros, 0), visit)
+    z, forward, records = jax.linearize(run, params, zeros, has_aux=True)
+    named = dict(zip(trace.plan.recorded(visit.wanted), records, strict=True))
+
+    def push(v: PyTree) -> PyTree:
+        return jax.tree.unflatten(jax.tree.structure(trace.outputs), forward(jax.tree.leaves(v), zeros))
+
+    def pull(cotangents: list[Any]) -> Inputs:
+        return jax.linear_transpose(forward, params, zeros)(cotangents)[1]
+
+    return Tapped(z, named, pull), push
+
+
 def visited(
     trace: Trace, leaves: list[Any], x: PyTree, inputs: Inputs, mapped: dict, probe: Callable, recorded: Iterable[Site]
 ) -> Tapped:

@@ -1,0 +1,93 @@
+r"""Inverses of damped blocks, with the damping of a Kronecker product shared between its factors."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from natgrad._operator import batched
+from natgrad._operator.base import AbstractBlock
+
+
+class _Layout(NamedTuple):
+    """For every factor (of a block, and of one of its groups) its block and the other factor of its product, itself if
+    there is none; and for every matrix the factor it belongs to. A factor in blocks has several matrices."""
+
+    block: np.ndarray
+    other: np.ndarray
+    factor: np.ndarray
+
+
+class Inverted(NamedTuple):
+    """Inverses, whether each was found without lifting a matrix above rounding, and whether those of its matrices are
+    finite."""
+
+    blocks: list[AbstractBlock]
+    is_definite: Bool[Array, " blocks"]
+    is_finite: Bool[Array, " blocks"]
+
+
+def invert(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"]) -> Inverted:
+    r"""The inverse of every damped block.
+
+    A product $A \otimes G$ is damped by its factors,
+    $(A + \pi\sqrt\lambda I) \otimes (G + \frac{\sqrt\lambda}{\pi} I)$ with $\pi^2$ the ratio of the mean eigenvalues of
+    $A$ and $G$: more damping than $\lambda I$, but a Kronecker product again. Where one factor is zero the product is,
+    and the damped block is $\lambda I$."""
+    matrices = [block.matrices() for block in blocks]
+    stacks = [matrix for own in matrices for matrix in own]
+    if not stacks:
+        each = [block.inverted([], damping[k]) for k, block in enumerate(blocks)]
+        return Inverted(each, jnp.ones(len(blocks), bool), _are_finite(blocks, damping))
+    layout = _layout(blocks)
+
+    def shares(means: Array) -> tuple[Array, Array]:
+        own = damping[layout.block].astype(means.dtype)
+        means = _averaged(means, layout.factor)
+        others = means[layout.other]
+        is_product = layout.other != np.arange(len(layout.other))
+        is_zero = is_product & ((means <= 0) | (others <= 0))
+        ratio = jnp.where(is_zero, 1.0, means) / jnp.where(is_zero, 1.0, others)
+        share = jnp.where(is_product, jnp.sqrt(own * ratio), own)
+        return (1.0 - is_zero.astype(means.dtype))[layout.factor], share[layout.factor]
+
+    found, is_definite, is_finite = batched.damped_inverses(stacks, shares)
+    each = iter(found)
+    inverted = [
+        block.inverted([next(each) for _ in own], damping[k])
+        for k, (block, own) in enumerate(zip(blocks, matrices, strict=True))
+    ]
+    ids, count = layout.block[layout.factor], len(blocks)
+    of_block = lambda flags: jax.ops.segment_min(flags.astype(int), ids, count) > 0
+    return Inverted(inverted, of_block(is_definite), of_block(is_finite) & _are_finite(blocks, damping))
+
+
+def _are_finite(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"]) -> Bool[Array, " blocks"]:
+    """Whether the blocks that have no matrices are finite: those of others are looked at where they are inverted."""
+    known = lambda block: jnp.array(True) if block.matrices() else jnp.all(jnp.isfinite(block.diagonal()))
+    return jnp.stack([known(block) for block in blocks]) & jnp.isfinite(damping)
+
+
+def _averaged(means: Float[Array, " matrices"], factor: np.ndarray) -> Float[Array, " factors"]:
+    if len(factor) == factor[-1] + 1:
+        return means
+    counts = np.bincount(factor).astype(means.dtype)
+    return jax.ops.segment_sum(means, factor, len(counts)) / counts
+
+
+def _layout(blocks: Sequence[AbstractBlock]) -> _Layout:
+    owners: list[int] = []
+    others: list[int] = []
+    factors: list[np.ndarray] = []
+    for index, block in enumerate(blocks):
+        matrices = block.matrices()
+        for k, matrix in enumerate(matrices):
+            groups = matrix.shape[0]
+            numbers = np.arange(len(owners), len(owners) + groups)
+            factors.append(np.repeat(numbers, int(np.prod(matrix.shape[1:-2]))))
+            others += (numbers + (groups if k == 0 else -groups) if block.is_product else numbers).tolist()
+            owners += [index] * groups
+    return _Layout(np.array(owners), np.array(others), np.concatenate(factors))

@@ -1,0 +1,38 @@
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from natgrad._check import check_damping
+from natgrad._optimiser.damping.base import AbstractDamping, check_shape
+
+
+class ConstantDamping(AbstractDamping):
+    """Damping of a given strength: a number, or a schedule from optax (a function of the number of steps).
+
+    By default the strength is the mean eigenvalue of the metric of the first batch, times `scale`."""
+
+    value: Any = None
+    scale: float = 1.0
+    shape: str = "identity"
+    multipliers: Mapping[str, float] | None = None
+
+    def __check_init__(self):
+        check_shape(self)
+        if not callable(self.value) and self.value is not None:
+            check_damping(self.value, "`ConstantDamping`")
+
+    def init(self):
+        return jnp.zeros(()) if self.value is None else ()
+
+    def start(self, state, mean_eigenvalue):
+        return self.scale * mean_eigenvalue if self.value is None else state
+
+    def strength(self, state, count):
+        if self.value is None:
+            return state
+        return self.value(count) if callable(self.value) else self.value
+
+    @property
+    def needs_mean(self):
+        return self.value is None

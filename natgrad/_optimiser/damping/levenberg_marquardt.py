@@ -1,0 +1,85 @@
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from natgrad._optimiser.damping.base import AbstractDamping, check_shape
+from natgrad._types import Scalar
+
+
+class LevenbergMarquardtState(NamedTuple):
+    strength: Scalar
+    minimum: Scalar
+
+
+class LevenbergMarquardt(AbstractDamping):
+    r"""Damping that follows how well steps are predicted: every so many steps the decrease of the loss is compared with
+    that of the quadratic model, and damping falls by $\omega = $ `decay`$^{every}$ if their ratio is above `high`, rises
+    by $1/\omega$ if it is below `low`. A rejected step raises it by `growth` at once.
+
+    **Arguments:**
+
+    - `initial`: where to start. By default at the mean eigenvalue of the metric of the first batch, which needs no
+      tuning since it has the units of the metric.
+    - `minimum`: where to stop. By default at the part of the mean eigenvalue that is lost in rounding.
+    - `shape`, `multipliers`: as for `ConstantDamping`.
+    """
+
+    initial: float | None = None
+    decay: float = 0.9
+    every: int = 5
+    low: float = 0.25
+    high: float = 0.75
+    growth: float = 4.0
+    minimum: float | None = None
+    maximum: float = jnp.inf
+    shape: str = "identity"
+    multipliers: Mapping[str, float] | None = None
+
+    def __check_init__(self):
+        check_shape(self)
+        if self.initial is not None and not self.initial > 0:
+            raise ValueError(
+                f"`LevenbergMarquardt` needs `initial` damping above 0, but got {self.initial}: from 0 no factor leads "
+                "away. Use `ConstantDamping(0.0)` for none."
+            )
+        if not (0 < self.decay < 1 and self.growth > 1 and self.every >= 1 and self.low < self.high):
+            raise ValueError(
+                "`LevenbergMarquardt` needs `decay` between 0 and 1, `growth` above 1, `every` of at least 1 and `low` "
+                f"below `high`, but got {self.decay}, {self.growth}, {self.every}, {self.low} and {self.high}."
+            )
+
+    def init(self):
+        return LevenbergMarquardtState(jnp.zeros(()), jnp.zeros(()))
+
+    def start(self, state, mean_eigenvalue):
+        mean = mean_eigenvalue.astype(state.strength.dtype)
+        mean = jnp.where(jnp.isfinite(mean) & (mean > 0), mean, 1.0)
+        rounding = jnp.finfo(mean.dtype).eps * mean
+        initial = mean if self.initial is None else jnp.asarray(self.initial, mean.dtype)
+        return LevenbergMarquardtState(initial, rounding if self.minimum is None else jnp.asarray(self.minimum, mean.dtype))
+
+    def strength(self, state, count):
+        return state.strength
+
+    def update(self, state, outcome):
+        omega = self.decay**self.every
+        ratio = (outcome.loss - outcome.loss_after) / outcome.predicted_decrease
+        # Near the minimum both decreases are rounding, and their ratio says nothing.
+        rounding = 10 * jnp.finfo(outcome.loss.dtype).eps * jnp.abs(outcome.loss)
+        is_told = jnp.isfinite(ratio) & (outcome.predicted_decrease > rounding)
+        factor = jnp.where(ratio > self.high, omega, jnp.where(ratio < self.low, 1 / omega, 1.0))
+        factor = jnp.where(outcome.is_rejected, self.growth, jnp.where(is_told, factor, 1.0))
+        strength = jnp.clip(factor * state.strength, state.minimum, self.maximum)
+        return state._replace(strength=strength.astype(state.strength.dtype))
+
+    def wants_loss_after(self, count):
+        return (count + 1) % self.every == 0
+
+    @property
+    def is_adaptive(self):
+        return True
+
+    @property
+    def needs_mean(self):
+        return True

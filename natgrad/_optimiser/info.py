@@ -1,0 +1,60 @@
+"""What a step says about itself."""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Bool, PyTree
+
+from natgrad._solve.result import RESULTS
+from natgrad._types import Scalar
+
+
+class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
+    """Outcomes of a step: those of its solve, and these."""
+
+    restored = (
+        "The loss or its gradient was not finite, so the step went back to the parameters before the last one, with more "
+        "damping. Look for NaN in the batch, or lower the learning rate."
+    )
+    rejected = (
+        "The step would not have lowered the loss, so the parameters stay as they were. With adaptive damping the next "
+        "step is shorter; otherwise lower the learning rate or raise the damping."
+    )
+    too_many_rejections = (
+        "More steps in a row were rejected than `max_rejections` allows. Likely causes: (a) NaN in the data; (b) a loss "
+        "that is at its minimum up to rounding; (c) a gradient that is not that of the loss (a custom rule); (d) a "
+        "learning rate or a damping that cannot work."
+    )
+    kept_inverse = (
+        "Some factor could not be inverted, and the previous inverse was used for it. Raise the damping, or use float64."
+    )
+
+
+class Info(NamedTuple):
+    """What happened in a step. Quantities that the chosen parts do not compute are NaN.
+
+    - `loss`: before the step, over the whole batch, penalties included; `loss_after` it.
+    - `damping`: the strength that was used.
+    - `step_size`: how much of the natural gradient was taken, and `momentum` how much of the last update.
+    - `predicted_decrease` of the loss by the quadratic model with the exact metric, and `actual_decrease`.
+    - `divergence`: how far the outputs moved, in the geometry, and `predicted_divergence` by its quadratic model.
+    - `cosine` of the angle between the step and the exact natural gradient's direction, measured in the metric.
+    - `accepted`: whether the step was taken.
+    - `result`: a member of `STEP_RESULTS`, whose text says what happened.
+    - `failures`: how often a factor could not be inverted as it was, so far.
+    - `aux`: what the model returned besides its outputs.
+    """
+
+    loss: Scalar
+    loss_after: Scalar
+    damping: Scalar
+    step_size: Scalar
+    momentum: Scalar
+    predicted_decrease: Scalar
+    actual_decrease: Scalar
+    divergence: Scalar
+    predicted_divergence: Scalar
+    cosine: Scalar
+    accepted: Bool[Array, ""]
+    result: STEP_RESULTS
+    failures: Array
+    aux: PyTree

@@ -1,0 +1,58 @@
+"""What is kept of the last update."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad import _tree
+from natgrad._optimiser.damping.base import Added
+
+
+class AbstractMomentum(eqx.Module):
+    """How the last update enters the next one."""
+
+    def covector(self, gradient: PyTree, last: PyTree, added: Added, diagonal: PyTree | None) -> PyTree:
+        """What the metric is solved for."""
+        del last, added, diagonal
+        return gradient
+
+    def coefficient(self, count: Any) -> Any:
+        """By how much the last update is added to the new one; `None` if the step rule is to find it."""
+        del count
+        return 0.0
+
+
+class NoMomentum(AbstractMomentum):
+    """Every step stands for itself."""
+
+
+class HeavyBall(AbstractMomentum):
+    r"""The last update is added again, times `decay`: a number or a schedule from optax. With `None` the step rule finds
+    the factor, which `QuadraticModel` can."""
+
+    decay: Any = 0.9
+
+    def __check_init__(self):
+        if self.decay is not None and not callable(self.decay) and not 0 <= self.decay < 1:
+            raise ValueError(f"`HeavyBall` needs a `decay` from 0 to below 1, but got {self.decay}.")
+
+    def coefficient(self, count):
+        return self.decay(count) if callable(self.decay) else self.decay
+
+
+class Spring(AbstractMomentum):
+    r"""The update that stays closest to the last one, times `decay`, where the batch says nothing (SPRING):
+    $d = \mu d' - (G + \lambda I)^{-1}(g + G \mu d')$, which is $-(G + \lambda I)^{-1}(g - \lambda\mu d')$."""
+
+    decay: float = 0.99
+
+    def __check_init__(self):
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"`Spring` needs a `decay` from 0 to below 1, but got {self.decay}.")
+
+    def covector(self, gradient, last, added, diagonal):
+        kept = added.mv(_tree.scale(self.decay, last), diagonal)
+        return jax.tree.map(jnp.subtract, gradient, kept)

@@ -1,0 +1,20 @@
+from typing import Any
+
+from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, scheduled
+
+
+class ConstantStep(AbstractStep):
+    """A given multiple of the natural gradient: a number, or a schedule from optax."""
+
+    learning_rate: Any = 1.0
+
+    def __check_init__(self):
+        check_positive(self.learning_rate, "learning_rate", "`ConstantStep`")
+
+    def propose(self, context):
+        rate = scheduled(self.learning_rate, context.count)
+        return Proposal(context.update(rate, context.momentum), rate, context.momentum)
+
+    @property
+    def keeps_learning_rate(self):
+        return True

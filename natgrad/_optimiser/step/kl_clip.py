@@ -1,0 +1,42 @@
+from typing import Any
+
+import jax.numpy as jnp
+
+from natgrad import _tree
+from natgrad._optimiser.momentum import HeavyBall
+from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, scheduled
+
+
+class KLClip(AbstractStep):
+    r"""A given multiple $\alpha$ of the natural gradient $d$, made shorter where it would move the outputs too far:
+    by $\min\big(1, \sqrt{2r / (\alpha^2\, d^\top(G + D)\,d)}\big)$, which costs nothing since
+    $d^\top(G + D)\,d = -g^\top d$.
+
+    **Arguments:**
+
+    - `radius`: $r$, in units of $\frac12 d^\top G d$, for small steps the divergence of the outputs.
+    - `learning_rate`: $\alpha$, a number or a schedule from optax.
+    """
+
+    radius: Any = 1e-2
+    learning_rate: Any = 1.0
+
+    def __check_init__(self):
+        check_positive(self.radius, "radius", "`KLClip`")
+        check_positive(self.learning_rate, "learning_rate", "`KLClip`")
+
+    def propose(self, context):
+        rate, radius = scheduled(self.learning_rate, context.count), scheduled(self.radius, context.count)
+        squared = jnp.maximum(-_tree.vdot(context.gradient, context.direction), 0.0)
+        half = rate**2 * squared / 2
+        clip = jnp.where(half > radius, jnp.sqrt(radius / jnp.where(half > 0, half, 1.0)), 1.0)
+        update = context.update(rate * clip, context.momentum)
+        return Proposal(update, rate * clip, context.momentum, predicted_divergence=clip**2 * half)
+
+    @property
+    def momentum(self):
+        return HeavyBall(0.9)
+
+    @property
+    def keeps_learning_rate(self):
+        return True

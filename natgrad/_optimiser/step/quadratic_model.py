@@ -1,0 +1,63 @@
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from natgrad._optimiser.momentum import HeavyBall
+from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, Quadratic
+
+
+class QuadraticModel(AbstractStep):
+    r"""Step size and momentum that minimise the quadratic model
+    $g^\top\delta + \frac12\delta^\top(G + D)\,\delta$ over $\delta = \alpha d + \mu\delta'$, with the exact metric $G$
+    of the batch, for two tangent passes. Nothing is left to choose, if batches are large enough for the model to be that
+    of the whole problem; on small ones use `KLClip`.
+
+    With `HeavyBall(decay)` of its own, momentum is given and only the step size is found."""
+
+    def propose(self, context: Context):
+        if context.momentum is None:
+            model = context.quadratic([context.direction, context.last])
+            coefficients = _minimiser(model)
+        elif isinstance(context.momentum, float) and context.momentum == 0:
+            model = context.quadratic([context.direction])
+            coefficients = -model.slope / _positive(model.damped[0])
+        else:
+            model = context.quadratic([context.direction, context.last])
+            given = jnp.asarray(context.momentum, model.slope.dtype)
+            step = -(model.slope[0] + model.damped[0, 1] * given) / _positive(model.damped[0, 0])
+            coefficients = jnp.stack([step, given])
+        step_size = coefficients[0]
+        momentum = coefficients[1] if len(coefficients) > 1 else 0.0
+        return Proposal(
+            context.update(step_size, momentum),
+            step_size,
+            momentum,
+            predicted_decrease=model.decrease(coefficients),
+            predicted_divergence=model.divergence(coefficients),
+            cosine=model.cosine(coefficients),
+        )
+
+    @property
+    def momentum(self):
+        return HeavyBall(None)
+
+    @property
+    def finds_momentum(self):
+        return True
+
+
+def _positive(curvature: Array) -> Array:
+    return jnp.where(curvature > 0, curvature, 1.0)
+
+
+def _minimiser(model: Quadratic) -> Float[Array, "2"]:
+    """Of the damped model. Vectors that are nearly parallel, as late in a run, share the step; and before there is a
+    last update, its coefficient is zero."""
+    sizes = jnp.sqrt(jax.numpy.maximum(jnp.diagonal(model.damped), 0.0))
+    units = jnp.where(sizes > 0, 1 / _positive(sizes), 0.0)
+    a, b = units[0] * units[1] * model.damped[0, 1], units * model.slope
+    ridge = 10 * jnp.finfo(b.dtype).eps
+    determinant = (1 + ridge) ** 2 - a**2
+    both = -jnp.stack([(1 + ridge) * b[0] - a * b[1], (1 + ridge) * b[1] - a * b[0]]) / determinant
+    alone = jnp.stack([-b[0], jnp.zeros_like(b[0])])
+    return units * jnp.where(sizes[1] > 0, both, alone)

@@ -1,0 +1,75 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, scheduled
+
+
+class TrustRegion(AbstractStep):
+    r"""The longest step along the natural gradient, up to `learning_rate` of it, that moves the outputs by at most
+    `radius` in the true divergence, not only in its quadratic model, and does not raise the loss.
+
+    The first guess is that of the quadratic model; it is made shorter by `shrink` until it fits, at most `max_tries`
+    times, each for two forward passes. `info` has the divergence that was achieved next to that predicted.
+
+    **Arguments:**
+
+    - `radius`: in the units of the geometry, which for small steps are $\frac12 d^\top G d$.
+    """
+
+    radius: Any = 1e-2
+    learning_rate: Any = 1.0
+    shrink: float = 0.5
+    max_tries: int = 10
+
+    def __check_init__(self):
+        check_positive(self.radius, "radius", "`TrustRegion`")
+        check_positive(self.learning_rate, "learning_rate", "`TrustRegion`")
+        check_backtracking(self)
+
+    def propose(self, context):
+        rate, radius = scheduled(self.learning_rate, context.count), scheduled(self.radius, context.count)
+        model = context.quadratic([context.direction])
+        whole = model.metric[0, 0] / 2
+        fitting = jnp.sqrt(radius / jnp.where(whole > 0, whole, 1.0))
+        start = jnp.where(whole * rate**2 > radius, fitting, rate).astype(context.loss.dtype)
+
+        def measured(size):
+            params = context.moved(context.update(size, 0.0))
+            divergence, loss = context.evaluation.divergence(params), context.loss_at(params)
+            is_good = (divergence <= radius * (1 + 1e-3)) & (loss <= context.loss)
+            return divergence.astype(size.dtype), loss.astype(size.dtype), is_good
+
+        def shorten(state):
+            tries, size, *_ = state
+            return tries + 1, self.shrink * size, *measured(self.shrink * size)
+
+        unfinished = lambda state: ~state[-1] & (state[0] < self.max_tries)
+        _, size, divergence, loss, is_good = jax.lax.while_loop(
+            unfinished, shorten, (jnp.array(1), start, *measured(start))
+        )
+        c = size[None]
+        return Proposal(
+            context.update(size, 0.0),
+            size,
+            0.0,
+            is_accepted=is_good,
+            loss_after=loss,
+            predicted_decrease=model.decrease(c),
+            divergence=divergence,
+            predicted_divergence=model.divergence(c),
+            cosine=model.cosine(c),
+        )
+
+    @property
+    def compares_losses(self):
+        return True
+
+
+def check_backtracking(step: Any) -> None:
+    name = type(step).__name__
+    if not 0 < step.shrink < 1:
+        raise ValueError(f"`{name}` needs `shrink` between 0 and 1, but got {step.shrink}.")
+    if not isinstance(step.max_tries, int) or step.max_tries < 1:
+        raise ValueError(f"`{name}` needs `max_tries` to be a whole number of at least 1, but got {step.max_tries}.")

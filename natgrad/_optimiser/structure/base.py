@@ -1,0 +1,112 @@
+"""How a metric is represented from step to step, and solved with."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from natgrad._optimiser.damping.base import Added
+from natgrad._optimiser.evaluation import Part
+from natgrad._optimiser.info import STEP_RESULTS
+from natgrad._types import Key, Scalar
+
+
+class Direction(NamedTuple):
+    r"""The solution of $(G + D)v = g$, what came of the solve, and how often a block could not be inverted so far."""
+
+    vector: PyTree
+    result: STEP_RESULTS
+    failures: Int[Array, ""]
+
+
+class Moment(NamedTuple):
+    """Where in the run a step is: how many there were, and whether the inverse has to be computed anew because the last
+    step was rejected."""
+
+    count: Int[Array, ""]
+    is_forced: Bool[Array, ""]
+
+    def is_due(self, every: int, start: int = 0) -> Bool[Array, ""]:
+        """Whether something done every so many steps is to be done now. At the start it is done more often, after 1, 2,
+        4 ... steps."""
+        count = self.count
+        is_early = (count < every) & ((count & (count - 1)) == 0)
+        return is_early | (count % every == start) | self.is_forced
+
+
+class AbstractStructure(eqx.Module):
+    """A way to represent the metric of a problem: from what a step measures on parts of its batches, to a solve."""
+
+    # The fraction of every batch on which the metric is measured, a different one at every step.
+    part: eqx.AbstractVar[float]
+
+    @property
+    def has_sites(self) -> bool:
+        """Whether statistics of single examples are needed."""
+        return False
+
+    @abstractmethod
+    def init(self, parts: Sequence[Part], key: Key | None, added: Added) -> PyTree:
+        """A state of the right shapes; the numbers do not matter."""
+
+    @abstractmethod
+    def update(
+        self, state: PyTree, parts: Sequence[Part], key: Key | None, moment: Moment, is_good: Bool[Array, ""]
+    ) -> PyTree:
+        """The state with what this step measures, if it is good."""
+
+    @abstractmethod
+    def mean_eigenvalue(self, state: PyTree, parts: Sequence[Part], key: Key | None) -> Scalar: ...
+
+    def refresh(self, state: PyTree, added: Added, moment: Moment) -> PyTree:
+        """The state with the inverse that this step is to use."""
+        del added, moment
+        return state
+
+    @abstractmethod
+    def direction(
+        self, state: PyTree, parts: Sequence[Part], covector: PyTree, added: Added
+    ) -> tuple[Direction, PyTree]:
+        """The solution, and the state after it."""
+
+    def diagonal(self, state: PyTree, parts: Sequence[Part]) -> PyTree:
+        """The diagonal of the metric, where damping is relative to it."""
+        raise NotImplementedError
+
+    def inspect(self, state: PyTree) -> None:
+        """Warn of what the shapes of a state reveal."""
+
+    def check(self, added: Added) -> None:
+        """Refuse damping that this structure has no use for."""
+
+
+def where_due(due: Any, new: Callable[[], PyTree], old: PyTree) -> PyTree:
+    """`new()` where due, else `old`; computed only where due."""
+    return jax.lax.cond(due, new, lambda: old)
+
+
+def zeros_like(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+
+
+def check_part(structure: AbstractStructure) -> None:
+    if not 0 < structure.part <= 1:
+        raise ValueError(
+            f"`{type(structure).__name__}` needs `part`, the fraction of every batch to measure the metric on, above 0 "
+            f"and at most 1, but got {structure.part}."
+        )
+
+
+def check_periods(structure: Any) -> None:
+    check_part(structure)
+    name = type(structure).__name__
+    for period in ("refresh_every", "update_every", "num_samples"):
+        value = getattr(structure, period, 1)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` needs `{period}` to be a whole number of at least 1, but got {value}.")
+    if not 0 < structure.decay <= 1:
+        raise ValueError(f"`{name}` needs a `decay` above 0 and at most 1, but got {structure.decay}.")

@@ -1,0 +1,124 @@
+"""Kronecker factors as a step measures them: on parts of batches, of one term or of several."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from natgrad import _tree
+from natgrad._blocks.base import Assignment
+from natgrad._blocks.choose import Rules, check_rules, choose
+from natgrad._blocks.diagonal import Zero
+from natgrad._blocks.kronecker import nearest
+from natgrad._metric.blocks import BlockMetric, Blocks
+from natgrad._metric.factored import Batch, columns_of
+from natgrad._operator.base import AbstractBlock
+from natgrad._operator.kronecker import KroneckerBlock
+from natgrad._operator.place import Place
+from natgrad._optimiser.damping.base import Added
+from natgrad._optimiser.evaluation import Part
+from natgrad._types import Key, Output
+
+
+class Measured(NamedTuple):
+    """A part of a batch with the cotangents of its outputs, and the blocks to compute from them."""
+
+    batch: Batch
+    assignments: list[Assignment]
+
+
+def make_rules(weights: str, options: Mapping[str, Any], subject: str) -> Rules:
+    known = ["bias", "max_factor", "oversized", "sharing", "structures"]
+    if unknown := sorted(set(options) - set(known)):
+        raise TypeError(f"{subject} takes {known} besides its own arguments, as `kfac` does, but got {unknown}.")
+    return check_rules(Rules(weights, **options), subject)
+
+
+def measure(parts: Sequence[Part], key: Key | None, rules: Rules, num_samples: int, subject: str) -> list[Measured]:
+    """What blocks are computed from, for every part."""
+    keys = [None] * len(parts) if key is None else list(jax.random.split(fast(key), len(parts)))
+    found = []
+    for part, own in zip(parts, keys, strict=True):
+        assert part.forward is not None
+        columns = columns_of(part.bound.term.objective.geometry, part.z, own, num_samples)
+        assignments = choose(part.forward.trace, part.forward.routes, rules, {}, subject)
+        found.append(Measured(Batch(part.forward, weighed(part, columns), part.example_weights()), assignments))
+    return found
+
+
+def weighed(part: Part, columns: Output) -> Output:
+    """Columns times the roots of the weights of their examples and of their term."""
+    root = jnp.sqrt(jnp.asarray(part.weight, float))
+    examples = part.example_weights()
+    if examples is None:
+        return _tree.scale(root, columns)
+    each = root * jnp.sqrt(examples)
+    return jax.tree.map(lambda s: each.reshape(1, -1, *(1,) * (s.ndim - 2)).astype(s.dtype) * s, columns)
+
+
+def fast(key: Key) -> Key:
+    """A key for another generator of random numbers, which is faster, above all to compile."""
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    data = data.reshape(-1)[:2].astype(jnp.uint32)
+    return jax.random.wrap_key_data(jnp.concatenate([data, ~data]), impl="unsafe_rbg")
+
+
+def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]], subject: str) -> BlockMetric:
+    """The metric of all parts. The sum of several Kronecker products is replaced by the nearest one."""
+    metrics = [own.batch.metric(own.assignments, list(each)) for own, each in zip(measured, blocks, strict=True)]
+    if len(metrics) == 1:
+        return metrics[0]
+    by_place: dict[Place, list[AbstractBlock]] = {}
+    unused: dict[Place, AbstractBlock] = {}
+    for own, each in zip(measured, blocks, strict=True):
+        for assignment, block in zip(own.assignments, each, strict=True):
+            if isinstance(assignment, Zero):
+                unused[assignment.place] = block
+            else:
+                by_place.setdefault(assignment.place, []).append(block)
+    # What no output of a term depends on is left to the other terms.
+    covered = {part.leaf for place in by_place for part in place.parts}
+    alone = {place: [block] for place, block in unused.items() if not covered & {part.leaf for part in place.parts}}
+    places = {**by_place, **alone}
+    _check_cover(places, metrics[0], subject)
+    operator = Blocks(tuple(map(_sum, places.values())), tuple(places), metrics[0].operator.structure)
+    return BlockMetric(operator, metrics[0].report(), metrics[0].num_examples)
+
+
+def _check_cover(places: Mapping[Place, Any], metric: BlockMetric, subject: str) -> None:
+    """Refuse terms whose blocks overlap."""
+    sizes = [_tree.size(leaf) for leaf in metric.operator.structure[0]]
+    found = np.zeros(len(sizes), int)
+    for place in places:
+        for part in place.parts:
+            found[part.leaf] += int(np.prod(part.block))
+    bad = [f"`{name}`" for name, size, own in zip(metric.report(), sizes, found, strict=True) if size != own]
+    if bad:
+        raise ValueError(
+            f"{subject} needs the same blocks in every term, but {', '.join(bad)} are used in different ways. Try "
+            '`bias="separate"`, say what you want with `structures={path: ...}`, or use `Exact` or `Diagonal`.'
+        )
+
+
+def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
+    if len(blocks) > 1 and isinstance(blocks[0], KroneckerBlock):
+        return nearest([(block.A, block.G) for block in blocks if isinstance(block, KroneckerBlock)])
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *blocks)
+
+
+def block_damping(metric: BlockMetric, added: Added, subject: str) -> Float[Array, " blocks"]:
+    """What is added to the diagonal of every block."""
+    names = list(metric.report())
+    each = []
+    for place in metric.operator.places:
+        leaves = [part.leaf for part in place.parts]
+        if len({(added.multipliers[leaf], added.l2[leaf]) for leaf in leaves}) > 1:
+            raise ValueError(
+                f"{subject}: {', '.join(f'`{names[leaf]}`' for leaf in leaves)} share a block, but have different damping "
+                'multipliers or `l2`. Give them the same, or keep biases in blocks of their own with `bias="separate"`.'
+            )
+        each.append(jnp.asarray(added.of_leaf(leaves[0]), float))
+    return jnp.stack(each)

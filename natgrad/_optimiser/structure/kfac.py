@@ -1,0 +1,177 @@
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from natgrad import _tree
+from natgrad._blocks.choose import Rules
+from natgrad._metric.blocks import BlockMetric, Blocks
+from natgrad._metric.running import RunningAverage, RunningState
+from natgrad._operator import damped
+from natgrad._operator.base import AbstractBlock
+from natgrad._optimiser.damping.base import Added
+from natgrad._optimiser.info import STEP_RESULTS
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due, zeros_like
+from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure
+
+
+class KFACState(NamedTuple):
+    """The running average of the metric; its inverse or its eigenvectors, as of the last refresh; the units of parameters
+    in which that is; and how often a block could not be inverted."""
+
+    average: RunningState
+    inverse: Blocks
+    units: PyTree
+    failures: Int[Array, ""]
+
+
+class KFAC(AbstractStructure):
+    r"""Kronecker factors (see `kfac`), averaged over steps, and inverted now and then.
+
+    **Arguments:**
+
+    - `decay`: of the running average.
+    - `refresh_every`: how many steps an inverse is used for. At the start it is computed more often, after 1, 2, 4 ...
+      steps.
+    - `update_every`: how many steps apart the factors are measured.
+    - `part`: on which fraction of every batch; examples take turns.
+    - `stagger`: whether to invert some blocks at every step instead of all at once, so that steps take equal time.
+    - `factored`: whether damping is added to the factors, or to their product by way of eigenvectors, which is slower
+      but follows the damping between refreshes. Without any damping it is always the latter.
+    - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
+    - `rules`: `sharing`, `bias`, `structures`, `max_factor` and `oversized`, as for `kfac`.
+    """
+
+    decay: float
+    refresh_every: int
+    update_every: int
+    part: float
+    stagger: bool
+    factored: bool
+    num_samples: int
+    rules: Rules
+
+    def __init__(
+        self,
+        decay: float = 0.95,
+        refresh_every: int = 10,
+        *,
+        update_every: int = 1,
+        part: float = 1.0,
+        stagger: bool = False,
+        factored: bool = True,
+        num_samples: int = 1,
+        **rules: Any,
+    ):
+        self.decay, self.refresh_every, self.update_every = decay, refresh_every, update_every
+        self.part, self.stagger, self.factored, self.num_samples = part, stagger, factored, num_samples
+        self.rules = make_rules("kronecker", rules, "`KFAC`")
+        check_periods(self)
+
+    @property
+    def has_sites(self):
+        return True
+
+    def init(self, parts, key, added):
+        metric = self._measured(parts, key)
+        ones = jnp.ones(len(metric.operator.blocks))
+        inverse = metric.operator.replaced(self._inverted(metric.operator, ones, added)[0])
+        units = _tree.at_least_float32(metric.operator.zeros()) if added.is_relative else None
+        state = KFACState(RunningAverage(self.decay).init(metric), inverse, units, jnp.array(0))
+        return zeros_like(state)
+
+    def update(self, state, parts, key, moment, is_good):
+        new = lambda: RunningAverage(self.decay).update(state.average, self._measured(parts, key), is_good=is_good)
+        due = moment.is_due(self.update_every)
+        return state._replace(average=new() if self.update_every == 1 else where_due(due, new, state.average))
+
+    def mean_eigenvalue(self, state, parts, key):
+        metric = self._average(state)
+        return metric.trace() / metric.in_size()
+
+    def refresh(self, state, added, moment):
+        metric = self._average(state)
+        damping = block_damping(metric, added, "`KFAC`")
+        blocks, units, failures = list(state.inverse.blocks), state.units, state.failures
+        groups = _groups(metric.operator.blocks, self.refresh_every) if self.stagger else [range(len(blocks))]
+        for k, group in enumerate(groups):
+            old = tuple(blocks[index] for index in group)
+
+            def new(group=group, old=old):
+                # Inside, so that the average is formed only when it is inverted.
+                operator = self._average(state).operator
+                operator, units = operator.with_unit_diagonal() if added.is_relative else (operator, None)
+                own = operator.replaced([operator.blocks[index] for index in group])
+                found, is_good, is_finite = self._inverted(own, damping[np.array(group)], added)
+                kept = lambda good, a, b: jax.tree.map(lambda a, b: jnp.where(good, a, b), a, b)
+                return tuple(map(kept, is_finite, found, old)), units, jnp.sum(~is_good)
+
+            due = moment.is_due(self.refresh_every, k * self.refresh_every // len(groups))
+            found, units, failed = where_due(due, new, (old, units, jnp.array(0)))
+            failures = failures + failed
+            for index, block in zip(group, found, strict=True):
+                blocks[index] = block
+        return KFACState(state.average, state.inverse.replaced(blocks), units, failures)
+
+    def direction(self, state, parts, covector, added):
+        inverse = state.inverse
+        if not self._is_factored(added):
+            damping = block_damping(self._average(state), added, "`KFAC`")
+            inverse = inverse.replaced([block.inverted([], damping[k]) for k, block in enumerate(inverse.blocks)])
+        scaled = lambda tree: tree if state.units is None else jax.tree.map(_times, tree, state.units)
+        vector = scaled(inverse.mv(scaled(covector)))
+        result = STEP_RESULTS.where(state.failures == 0, STEP_RESULTS.successful, STEP_RESULTS.kept_inverse)
+        return Direction(vector, result, state.failures), state
+
+    def diagonal(self, state, parts):
+        return self._average(state).diagonal()
+
+    def check(self, added):
+        if added.is_relative and self.stagger:
+            raise ValueError(
+                "`KFAC(stagger=True)` cannot be damped relative to the diagonal of the metric, whose units all blocks "
+                "would have to share. Use one of the two."
+            )
+        if added.is_relative and any(added.l2):
+            raise ValueError(
+                "`KFAC` cannot add `l2` to a metric that is damped relative to its diagonal: their sum is no Kronecker "
+                'product. Use `shape="identity"`, or `Exact`.'
+            )
+
+    def _is_factored(self, added: Added) -> bool:
+        is_undamped = isinstance(added.strength, int | float) and added.strength == 0 and not any(added.l2)
+        return self.factored and not is_undamped
+
+    def _inverted(
+        self, operator: Blocks, damping: Float[Array, " blocks"], added: Added
+    ) -> tuple[Sequence[AbstractBlock], Array, Array]:
+        """The inverses of damped blocks, or their eigenvectors; whether that went well; and whether they are finite."""
+        if self._is_factored(added):
+            found = damped.invert(operator.blocks, damping)
+            return found.blocks, found.is_definite, found.is_finite
+        blocks = operator.function(lambda values: values).blocks
+        is_finite = jnp.stack([jnp.all(jnp.isfinite(block.diagonal())) for block in blocks])
+        return blocks, is_finite, is_finite
+
+    def _measured(self, parts, key) -> BlockMetric:
+        measured = measure(parts, key, self.rules, self.num_samples, "`KFAC`")
+        return combined(measured, [own.batch.blocks(own.assignments) for own in measured], "`KFAC`")
+
+    def _average(self, state: KFACState) -> BlockMetric:
+        return RunningAverage(self.decay).value(state.average)
+
+
+def _times(a: Array, b: Array) -> Array:
+    return a * b.astype(a.dtype)
+
+
+def _groups(blocks: Sequence[AbstractBlock], count: int) -> list[list[int]]:
+    """Blocks in at most so many groups of nearly the same cost: the largest first, each to the cheapest group."""
+    costs = [sum(float(np.prod(m.shape[:-2])) * m.shape[-1] ** 3 for m in block.matrices()) for block in blocks]
+    groups: list[list[int]] = [[] for _ in range(min(count, len(blocks)))]
+    for index in np.argsort(costs)[::-1]:
+        min(groups, key=lambda group: sum(costs[k] for k in group)).append(int(index))
+    return [group for group in groups if group]
