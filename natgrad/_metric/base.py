@@ -212,7 +212,9 @@ class SumMetric(AbstractMetric):
         for term in self.terms:
             assert term.root_size is not None
             starts.append(starts[-1] + term.root_size)
-        return _tree.add(*(t.root_transpose_mv(u[a:b]) for t, a, b in zip(self.terms, starts, starts[1:], strict=False)))
+        return _tree.add(
+            *(t.root_transpose_mv(u[a:b]) for t, a, b in zip(self.terms, starts, starts[1:], strict=False))
+        )
 
     def diagonal(self):
         return _tree.add(*(term.diagonal() for term in self.terms))

@@ -14,8 +14,9 @@ from natgrad._blocks.report import StructureReport
 from natgrad._check import check_damping, real_array
 from natgrad._metric.base import AbstractMetric
 from natgrad._model import check_structure, finite
-from natgrad._operator import batched, damped
+from natgrad._operator import batched, damped, factor
 from natgrad._operator.base import AbstractBlock, Eigen, reciprocal
+from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._operator.place import Place
 from natgrad._types import Matrix, Scalar
 from natgrad._vector import Covector, Vector, untyped
@@ -33,6 +34,15 @@ class Blocks(eqx.Module):
 
     def diagonal(self) -> PyTree:
         return self._mapped(lambda block, _: block.diagonal(), self.zeros())
+
+    def trace(self) -> Scalar:
+        products = [block for block in self.blocks if isinstance(block, KroneckerBlock)]
+        others = [jnp.sum(block.diagonal()) for block in self.blocks if not isinstance(block, KroneckerBlock)]
+        if not products:
+            return _tree.sum_leaves(others)
+        # Of all factors at once, since every operation costs time to compile.
+        each = factor.traces([side for block in products for side in (block.A, block.G)])
+        return _tree.sum_leaves([_product_traces(products, each), *others])
 
     def as_matrix(self) -> Matrix:
         flat = _tree.flatten(self.zeros())[0]
@@ -83,6 +93,19 @@ class Blocks(eqx.Module):
         for block, place in zip(self.blocks, self.places, strict=True):
             place.scatter(function(block, place.gather(leaves, block.dtype)), wide)
         return jax.tree.unflatten(treedef, wide)
+
+
+def _product_traces(products: Sequence[KroneckerBlock], traces: Float[Array, " matrices"]) -> Scalar:
+    r"""$\sum\operatorname{tr}A\,\operatorname{tr}G$ over blocks and their groups, from the traces of all matrices."""
+    shapes = [side.shape[:2] for block in products for side in (block.A, block.G)]
+    owners = [np.repeat(np.arange(groups), blocks) for groups, blocks in shapes]
+    starts = np.cumsum([0, *(groups for groups, _ in shapes)])
+    ids = np.concatenate([own + start for own, start in zip(owners, starts, strict=False)])
+    sums = jax.ops.segment_sum(traces, ids, int(starts[-1]), indices_are_sorted=True)
+    pairs = [(starts[k], starts[k + 1], starts[k + 1] - starts[k]) for k in range(0, len(shapes), 2)]
+    inputs = np.concatenate([np.arange(a, a + count) for a, _, count in pairs])
+    outputs = np.concatenate([np.arange(g, g + count) for _, g, count in pairs])
+    return jnp.sum(sums[inputs] * sums[outputs])
 
 
 def by_block(blocks: Sequence[AbstractBlock], function: Callable[[list[Array]], list]) -> list[list[Any]]:
@@ -145,6 +168,9 @@ class BlockMetric(AbstractMetric):
 
     def diagonal(self):
         return self.operator.diagonal()
+
+    def trace(self):
+        return self.operator.trace()
 
     @property
     def root_size(self):

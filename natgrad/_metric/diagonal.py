@@ -155,5 +155,9 @@ def factor_columns(geometry: AbstractGeometry, z: Output) -> Output:
 def sample_columns(geometry: AbstractGeometry, z: Output, key: Key, num_samples: int) -> Output:
     """Draws of output cotangents, with an axis of draws in front of that of examples."""
     count = jax.tree.leaves(z)[0].shape[0]
-    keys = jax.vmap(lambda key: jax.random.split(key, count))(jax.random.split(key, num_samples))
+    return draw(geometry, z, jax.vmap(lambda key: jax.random.split(key, count))(jax.random.split(key, num_samples)))
+
+
+def draw(geometry: AbstractGeometry, z: Output, keys: Key) -> Output:
+    """One draw of output cotangents for every key, draws in front and then examples."""
     return jax.vmap(jax.vmap(geometry.sample), in_axes=(None, 0))(z, keys)

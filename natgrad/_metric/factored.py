@@ -104,18 +104,15 @@ def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
 def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, request: Request) -> BlockMetric:
     subject = request.subject
     forward = forward_in(geometry, model, params, x, request.in_axes, request.budget, subject.strip("`"))
-    columns = columns_of(geometry, forward.z, key, request.num_samples)
+    if key is None:
+        columns = factor_columns(geometry, forward.z)
+    else:
+        draws = sample_columns(geometry, forward.z, key, request.num_samples)
+        columns = _tree.scale(request.num_samples**-0.5, draws)
     batch = Batch(forward, mask_outputs(masks, columns, subject))
     assignments = choose(forward.trace, forward.routes, request.rules, masks, subject)
     assignments = batch.corrected(assignments, basis, subject)
     return batch.metric(assignments, batch.blocks(assignments))
-
-
-def columns_of(geometry: AbstractGeometry, z: Output, key: Key | None, num_samples: int) -> Output:
-    """Columns whose products with themselves sum to the metric of every output: exact, or drawn with a key."""
-    if key is None:
-        return factor_columns(geometry, z)
-    return _tree.scale(num_samples**-0.5, sample_columns(geometry, z, key, num_samples))
 
 
 class Batch(NamedTuple):

@@ -50,7 +50,9 @@ class RunningAverage(eqx.Module):
             )
         refuse_bases(estimate)
         decayed = lambda total, new: jnp.asarray(self.decay, total.dtype) * total + new.astype(total.dtype)
-        kept = lambda total, new: decayed(total, new) if is_good is True else jnp.where(is_good, decayed(total, new), total)
+        kept = lambda total, new: (
+            decayed(total, new) if is_good is True else jnp.where(is_good, decayed(total, new), total)
+        )
         return RunningState(
             jax.tree.map(kept, state.total, _arrays(estimate)), kept(state.weight, jnp.ones((), state.weight.dtype))
         )

@@ -1,5 +1,6 @@
 """Factorisations of many matrices, those of one size in one call."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from natgrad._operator import factor
 from natgrad._operator.base import Eigen
 
 # How large a matrix has to be, next to a larger one, to be padded to its size; below some size all are.
@@ -81,52 +83,37 @@ def damped_inverses(
     stacks: Sequence[Array], damping: Callable[[Array], tuple[Array, Array]]
 ) -> tuple[list[Array], Bool[Array, " m"], Bool[Array, " m"]]:
     r"""Inverses $(s F + d I)^{-1}$ of semidefinite matrices by their Cholesky factors, for scales $s$ and damping $d$
-    that are a function of the mean eigenvalues of all matrices, in the order of the stacks; and for every matrix whether it
-    was definite, and whether the inverse is finite.
+    that are a function of the mean eigenvalues of all matrices, in the order of the stacks; and for every matrix
+    whether the damping was enough, and whether the inverse is finite.
 
-    A matrix that is definite only beyond rounding has none. It is taken once more with as much on its diagonal as can
-    be told from zero. Matrices of almost the same size are padded to the largest of them and go together, and numbers
-    that belong to matrices are handled as one vector: every operation costs time to compile."""
+    Damping that cannot be told from zero next to the matrix is raised until it can. Matrices of almost the same size
+    are padded to the largest of them and go together, and numbers that belong to matrices are handled as one vector:
+    every operation costs time to compile."""
     sizes = [stack.shape[-1] for stack in stacks]
     target = _common_sizes(sizes)
     joined, parts = _joined([_padded(stack, target[size]) for stack, size in zip(stacks, sizes, strict=True)])
-    counts = [int(np.prod(stack.shape[:-2])) for stack in stacks]
+    counts = [math.prod(stack.shape[:-2]) for stack in stacks]
     # Where the numbers of a joined stack stand among those of all matrices.
     starts = np.cumsum([0, *counts])
     order = [
         np.concatenate([np.arange(starts[k], starts[k + 1]) for k, part in enumerate(parts) if part.index == index])
         for index in range(len(joined))
     ]
-    dtype = np.result_type(*(matrices.dtype for matrices in joined))
-    traces = jnp.concatenate([_traces(matrices).astype(dtype) for matrices in joined])[
-        np.argsort(np.concatenate(order))
-    ]
-    scale, shift = damping(traces / np.repeat(sizes, counts).astype(dtype))
-    rounding = 4 * jnp.finfo(dtype).eps * (scale * traces + shift)
-
-    # A loop over all sizes together, so that they are compiled once.
-    def attempt(state):
-        tries, lift, _ = state
-        found: list[Array] = []
-        for matrices, own in zip(joined, order, strict=True):
-            added = jnp.eye(matrices.shape[-1], dtype=dtype)[None] * (shift + lift)[own][:, None, None]
-            damped = (scale[own][:, None, None] * matrices + added).astype(matrices.dtype)
-            found.append(_by_cholesky(_after(found[-1] if found else None, damped)))
-        return tries + 1, jnp.where(succeeded(found), lift, rounding), found
-
-    def succeeded(found):
-        # Where a factorisation fails, all entries are NaN.
-        each = jnp.concatenate([jnp.sum(own[:, 0], axis=1).astype(dtype) for own in found])
-        return jnp.isfinite(each[np.argsort(np.concatenate(order))])
-
-    def unfinished(state):
-        tries, lift, _ = state
-        return (tries == 0) | ((tries == 1) & ~jnp.all(lift == 0))
-
-    _, lift, found = jax.lax.while_loop(unfinished, attempt, (jnp.array(0), jnp.zeros_like(traces), joined))
+    traces = factor.traces(stacks)
+    scale, wanted = damping(traces / np.repeat(sizes, counts).astype(traces.dtype))
+    least = 4 * jnp.finfo(traces.dtype).eps * scale * traces
+    shift = jnp.maximum(wanted, least)
+    found: list[Array] = []
+    for matrices, own in zip(joined, order, strict=True):
+        spread = lambda numbers: numbers[own][:, None, None].astype(matrices.dtype)  # noqa: B023
+        identity = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None]
+        damped = spread(scale) * matrices + spread(shift) * identity
+        found.append(_by_cholesky(_after(found[-1] if found else None, damped)))
+    # Where a factorisation fails, all entries are NaN.
+    first = jnp.concatenate([inverses[:, 0, 0].astype(traces.dtype) for inverses in found])
+    is_finite = jnp.isfinite(first)[np.argsort(np.concatenate(order))]
     crop = lambda stack, part: found[part.index][part.rows, : stack.shape[-1], : stack.shape[-1]].reshape(stack.shape)
-    is_finite = succeeded(found)
-    return [crop(*pair) for pair in zip(stacks, parts, strict=True)], (lift == 0) & is_finite, is_finite
+    return [crop(*pair) for pair in zip(stacks, parts, strict=True)], wanted >= least, is_finite
 
 
 def _common_sizes(sizes: Iterable[int]) -> dict[int, int]:
@@ -141,16 +128,9 @@ def _padded(matrices: Float[Array, "... k k"], size: int) -> Float[Array, "... l
     return jnp.pad(matrices, [(0, 0)] * (matrices.ndim - 2) + [(0, size - own)] * 2) if own < size else matrices
 
 
-def _traces(matrices: Float[Array, "m k k"]) -> Float[Array, " m"]:
-    # Every so many entries is faster to compile than `jnp.trace`.
-    count, size, _ = matrices.shape
-    return jnp.sum(matrices.reshape(count, size * size)[:, :: size + 1], axis=1)
-
-
 def _by_cholesky(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
     if matrices.shape[-1] == 1:
         return jnp.where(matrices > 0, 1 / matrices, jnp.nan)
     identity = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
-    # The transposes change nothing but the order in memory, which LAPACK takes as it is.
-    roots = jax.lax.linalg.cholesky(matrices.mT, symmetrize_input=False)
-    return jax.vmap(lambda root: jax.scipy.linalg.cho_solve((root, True), identity))(roots).mT
+    roots = jax.lax.linalg.cholesky(matrices, symmetrize_input=False)
+    return jax.vmap(lambda root: jax.scipy.linalg.cho_solve((root, True), identity))(roots)

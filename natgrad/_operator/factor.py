@@ -3,10 +3,15 @@ r"""One side of a Kronecker product: symmetric matrices, block-diagonal where th
 A factor is an array `gbkl`: for every group `g`, `b` blocks of size `k` along the diagonal. One block is a dense
 factor, blocks of size one are a diagonal factor."""
 
+import math
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from natgrad import _tree
 from natgrad._operator.base import Eigen
 
 Factor = Float[Array, "g _ _ _"]
@@ -47,6 +52,8 @@ def apply(factor: Factor, x: Float[Array, "g d o"]) -> Float[Array, "g d o"]:
 
 def sandwich(left: Factor, v: Float[Array, "g d o"], right: Factor) -> Float[Array, "g d o"]:
     """`left @ v @ right.T`."""
+    if right.shape[1] == 1:
+        return jnp.einsum("gdo,gpo->gdp", apply(left, v), right[:, 0])
     return apply(right, apply(left, v).mT).mT
 
 
@@ -67,6 +74,19 @@ def diagonal(factor: Factor) -> Float[Array, "g d"]:
     groups, num_blocks, size, _ = factor.shape
     # Every so many entries is faster to compile than `jnp.diagonal`.
     return factor.reshape(groups, num_blocks, size * size)[:, :, :: size + 1].reshape(groups, -1)
+
+
+def traces(stacks: Sequence[Array]) -> Float[Array, " m"]:
+    """The traces of all matrices, in one vector."""
+    entries, owners = [], []
+    for stack in stacks:
+        size = stack.shape[-1]
+        # Every so many entries is faster to compile than `jnp.diagonal`.
+        entries.append(stack.reshape(-1, size * size)[:, :: size + 1].reshape(-1))
+        owners.append(np.repeat(np.arange(math.prod(stack.shape[:-2])) + (owners[-1][-1] + 1 if owners else 0), size))
+    (joined,) = _tree.promote(entries)
+    ids = np.concatenate(owners)
+    return jax.ops.segment_sum(jnp.concatenate(joined), ids, ids[-1] + 1, indices_are_sorted=True)
 
 
 def trace(factor: Factor) -> Float[Array, " g"]:

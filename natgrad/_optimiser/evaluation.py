@@ -58,38 +58,43 @@ class Part(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A problem at a point: its loss and gradient over whole batches, and the parts that were kept for more."""
+    """A problem at a point: the parts of its batches that were kept for the metric, and the rest of them."""
 
-    loss: Scalar
-    gradient: PyTree
     parts: list[Part]
+    rest: list[list[Bound]]
 
-    def inner_products(self, vectors: Sequence[PyTree]) -> Float[Array, "k k"]:
-        r"""$v_a^\top G v_b$ with the exact metric of the parts."""
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *vectors)
-        each = [part.weight * part.inner_products(stacked) for part in self.parts]
-        return _tree.sum_leaves(each)
+    def loss_and_gradient(self, params: PyTree, in_pieces: bool) -> tuple[Scalar, Float[Array, " P"]]:
+        """Over whole batches, the gradient as a vector. The rest is worked through in one go, or in pieces as large as
+        what was kept."""
+        losses, gradients = [], []
+        for part, rest in zip(self.parts, self.rest, strict=True):
+            total = part.bound.batch.total + sum(bound.batch.total for bound in rest)
+            found = [(part.bound, part.loss_and_gradient())]
+            piece = part.bound.batch.size if in_pieces else None
+            found += [(bound, _loss_and_gradient(bound, params, piece)) for bound in rest]
+            for bound, (loss, gradient) in found:
+                share = part.weight * bound.batch.total / total
+                flat = _tree.flatten(gradient)[0]
+                losses.append(share * loss)
+                gradients.append(jnp.asarray(share, flat.dtype) * flat)
+        return _tree.sum_leaves(losses), _tree.sum_leaves(gradients)
+
+    def inner_products(self, vectors: PyTree) -> Float[Array, "k k"]:
+        r"""$v_a^\top G v_b$ for stacked vectors and the exact metric of the parts."""
+        return _tree.sum_leaves([part.weight * part.inner_products(vectors) for part in self.parts])
 
     def divergence(self, params: PyTree) -> Scalar:
         return _tree.sum_leaves([part.weight * part.divergence(params) for part in self.parts])
 
 
-def evaluate(
-    problem: Sequence[Bound], params: PyTree, fraction: float, turn: Array, has_sites: bool, in_pieces: bool
-) -> Evaluation:
-    """Evaluate a problem, and keep a fraction of every batch for the metric: another one at every turn. The rest is
-    worked through in one go, or in pieces as large as what is kept."""
-    losses, gradients, parts = [], [], []
-    for bound in problem:
-        kept, rest = split(bound.batch, fraction, turn)
-        share = lambda batch: bound.term.weight * batch.total / bound.batch.total  # noqa: B023
-        part = _linearised(bound._replace(batch=kept), params, has_sites)
-        own = [(share(kept), part.loss_and_gradient())]
-        own += [(share(batch), _rest(bound._replace(batch=batch), params, kept.size if in_pieces else None)) for batch in rest]
-        parts.append(part)
-        losses += [weight * loss for weight, (loss, _) in own]
-        gradients += [_tree.scale(weight, gradient) for weight, (_, gradient) in own]
-    return Evaluation(_tree.sum_leaves(losses), _tree.add(*gradients), parts)
+def evaluate(problem: Sequence[Bound], params: PyTree, fraction: float, turn: Array, has_sites: bool) -> Evaluation:
+    """Run the model on a fraction of every batch, another one at every turn."""
+    batches = [split(bound.batch, fraction, turn) for bound in problem]
+    parts = [
+        _part(bound._replace(batch=kept), params, has_sites) for bound, (kept, _) in zip(problem, batches, strict=True)
+    ]
+    rest = [[bound._replace(batch=own) for own in others] for bound, (_, others) in zip(problem, batches, strict=True)]
+    return Evaluation(parts, rest)
 
 
 def loss_at(problem: Sequence[Bound], params: PyTree, pieces: int = 1) -> Scalar:
@@ -117,21 +122,19 @@ def split(batch: Batch, fraction: float, turn: Array) -> tuple[Batch, list[Batch
 
     first = batch.map(lambda leaf: strided(leaf)[:, 0])
     others = batch.map(
-        lambda leaf: jnp.concatenate(
-            [strided(leaf)[:, 1:].reshape(-1, *leaf.shape[1:]), leaf[kept * every :]]
-        )
+        lambda leaf: jnp.concatenate([strided(leaf)[:, 1:].reshape(-1, *leaf.shape[1:]), leaf[kept * every :]])
     )
     return first, [others]
 
 
-def _linearised(bound: Bound, params: PyTree, has_sites: bool) -> Part:
+def _part(bound: Bound, params: PyTree, has_sites: bool) -> Part:
     if has_sites:
         return Part(bound, *linearise_tapped(bound.model, params, bound.batch.x, "`NaturalGradient`"))
     function = of_params(bound.model, bound.batch.x, "`NaturalGradient`")
     return Part(bound, linearised(function, params), None)
 
 
-def _rest(bound: Bound, params: PyTree, piece: int | None) -> tuple[Scalar, PyTree]:
+def _loss_and_gradient(bound: Bound, params: PyTree, piece: int | None) -> tuple[Scalar, PyTree]:
     one = lambda bound: jax.value_and_grad(bound.loss)(params)
     return one(bound) if piece is None else _in_pieces(one, bound, piece)
 

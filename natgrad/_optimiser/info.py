@@ -24,9 +24,7 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "that is at its minimum up to rounding; (c) a gradient that is not that of the loss (a custom rule); (d) a "
         "learning rate or a damping that cannot work."
     )
-    kept_inverse = (
-        "Some factor could not be inverted, and the previous inverse was used for it. Raise the damping, or use float64."
-    )
+    kept_inverse = "Some factor could not be inverted, and the previous inverse was used for it. Raise the damping, or use float64."
 
 
 class Info(NamedTuple):

@@ -3,20 +3,17 @@
 from typing import Any
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Float
 
-from natgrad import _tree
-from natgrad._optimiser.damping.base import Added
+Vector = Float[Array, " P"]
 
 
 class AbstractMomentum(eqx.Module):
     """How the last update enters the next one."""
 
-    def covector(self, gradient: PyTree, last: PyTree, added: Added, diagonal: PyTree | None) -> PyTree:
-        """What the metric is solved for."""
-        del last, added, diagonal
+    def covector(self, gradient: Vector, last: Vector, added: Any) -> Vector:
+        """What the metric is solved for, given what is added to every entry of its diagonal."""
+        del last, added
         return gradient
 
     def coefficient(self, count: Any) -> Any:
@@ -53,6 +50,5 @@ class Spring(AbstractMomentum):
         if not 0 <= self.decay < 1:
             raise ValueError(f"`Spring` needs a `decay` from 0 to below 1, but got {self.decay}.")
 
-    def covector(self, gradient, last, added, diagonal):
-        kept = added.mv(_tree.scale(self.decay, last), diagonal)
-        return jax.tree.map(jnp.subtract, gradient, kept)
+    def covector(self, gradient, last, added):
+        return gradient - (self.decay * added * last).astype(gradient.dtype)

@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.paths import check_paths, option_for
-from natgrad._model import check_params, finite
+from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_together, check_types
 from natgrad._optimiser.damping.base import AbstractDamping, Added, Outcome
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt
 from natgrad._optimiser.evaluation import Evaluation, evaluate, loss_at
 from natgrad._optimiser.info import STEP_RESULTS, Info
-from natgrad._optimiser.momentum import AbstractMomentum
+from natgrad._optimiser.momentum import AbstractMomentum, Vector
 from natgrad._optimiser.problem import Bound, as_terms, batches_of
-from natgrad._optimiser.step.base import AbstractStep, Context, Proposal
+from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, Moment
 from natgrad._optimiser.structure.kfac import KFAC
@@ -32,9 +32,9 @@ class State(NamedTuple):
     count: Int[Array, ""]
     structure: PyTree
     damping: PyTree
-    last: PyTree
-    # The parameters and the update before the last step, to go back to.
-    before: tuple[PyTree, PyTree]
+    # The last update, and the parameters and the update before it, to go back to; all as vectors.
+    last: Vector
+    before: Float[Array, "2 P"]
     rejections: Int[Array, ""]
 
 
@@ -128,96 +128,103 @@ class NaturalGradient:
         trained, fixed = self._partition(params)
         problem = self._bind(fixed, batch)
         evaluation = self._evaluate(problem, trained, state.count)
-        trained, state, info = self._advance(problem, trained, state, evaluation, evaluation.gradient, key)
+        loss, gradient = evaluation.loss_and_gradient(trained, self.micro_batches > 1)
+        trained, state, info = self._advance(problem, trained, state, evaluation, loss, gradient, key)
         aux = self._aux(params, batch) if self.has_aux else None
         return eqx.combine(trained, fixed), state, info._replace(aux=aux)
 
     # Their parts -----------------------------------------------------------------------------------------
 
     def _advance(
-        self, problem: list[Bound], params: PyTree, state: State, evaluation: Evaluation, gradient: PyTree, key: Any
+        self,
+        problem: list[Bound],
+        params: PyTree,
+        state: State,
+        evaluation: Evaluation,
+        loss: Scalar,
+        gradient: Vector,
+        key: Key | None,
     ) -> tuple[PyTree, State, Info]:
-        names = _names(params)
+        # Everything from here on is done with vectors: one operation instead of one for every parameter.
+        w, unflatten = _tree.flatten(params)
+        g = gradient.astype(w.dtype)
+        names, sizes = _names(params), tuple(leaf.size for leaf in jax.tree.leaves(params))
         l2 = self._l2(names)
-        penalised = lambda params: loss_at(problem, params, self.micro_batches) + _penalty(l2, params)
-        loss = evaluation.loss + _penalty(l2, params)
-        gradient = jax.tree.map(lambda g, w, l: g + l * w, gradient, params, _like(l2, params)) if any(l2) else gradient
-        is_finite = jnp.isfinite(loss) & finite(gradient).holds
+        added = self.damping.added(0.0, l2, names, sizes)
+        penalties = added.penalties()
+        penalty = lambda w: dot(w, penalties * w) / 2 if any(l2) else 0.0
+        loss = loss + penalty(w)
+        g = g + penalties * w if any(l2) else g
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(dot(g, g))
         moment = Moment(state.count, state.rejections > 0)
 
         solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_finite)
         strengths = self._started(state, solver, evaluation, key)
-        strength = self.damping.strength(strengths, state.count)
-        added = self.damping.added(strength, l2, names)
+        added = added._replace(strength=self.damping.strength(strengths, state.count))
         self.structure.check(added)
         solver = self.structure.refresh(solver, added, moment)
-        diagonal = self.structure.diagonal(solver, evaluation.parts) if added.is_relative else None
-        covector = self.momentum.covector(gradient, state.last, added, diagonal)
+        diagonal = self._diagonal(solver, evaluation) if added.is_relative else None
+        entries = added.entries(diagonal)
+        covector = unflatten(self.momentum.covector(g, state.last, entries))
         found, solver = self.structure.direction(solver, evaluation.parts, covector, added)
+        direction = -_tree.flatten(found.vector)[0].astype(w.dtype)
 
         momentum = self.momentum.coefficient(state.count)
-        direction = jax.tree.map(jnp.negative, found.vector)
+        loss_of = lambda w: loss_at(problem, unflatten(w), self.micro_batches) + penalty(w)
         context = Context(
-            params, loss, gradient, direction, state.last, momentum, state.count, evaluation, added, diagonal, penalised
+            w, loss, g, direction, state.last, momentum, state.count, entries, penalties, evaluation, unflatten, loss_of
         )
         proposal = self._proposed(context)
-        return self._concluded(context, proposal, found, solver, strengths, state, is_finite)
+        w, state, info = self._concluded(context, proposal, found, added, state, is_finite)
+        damping = self.damping.update(strengths, Outcome.of(info, state.count))
+        return unflatten(w), state._replace(structure=solver, damping=damping), info
 
     def _proposed(self, context: Context) -> Proposal:
         """The step that the rule would take, with what damping has to know about it."""
         proposal = self.rule.propose(context)
         if self.weight_decay:
-            shrunk = _tree.combine([1.0, -self.weight_decay * proposal.step_size], [proposal.update, context.params])
-            proposal = proposal._replace(update=shrunk)
+            shrunk = self.weight_decay * jnp.asarray(proposal.step_size, context.params.dtype) * context.params
+            proposal = proposal._replace(update=proposal.update - shrunk)
         if not self.damping.is_adaptive:
             return proposal
         if proposal.predicted_decrease is None:
-            model, one = context.quadratic([proposal.update]), jnp.ones(1, context.loss.dtype)
+            model, one = context.quadratic(proposal.update), jnp.ones(1, context.loss.dtype)
             proposal = proposal._replace(
                 predicted_decrease=model.decrease(one), predicted_divergence=model.divergence(one)
             )
         if proposal.loss_after is None:
             wanted = self.damping.wants_loss_after(context.count)
             unknown = jnp.full((), jnp.nan, context.loss.dtype)
-            after = lambda: context.loss_at(context.moved(proposal.update)).astype(unknown.dtype)
+            after = lambda: context.loss_at(context.params + proposal.update).astype(unknown.dtype)
             loss_after = jax.lax.cond(wanted, after, lambda: unknown)
             is_accepted = jnp.where(wanted, _is_no_worse(loss_after, context.loss), True)
             proposal = proposal._replace(loss_after=loss_after, is_accepted=is_accepted)
         return proposal
 
     def _concluded(
-        self,
-        context: Context,
-        proposal: Proposal,
-        found: Direction,
-        solver: PyTree,
-        strengths: PyTree,
-        state: State,
-        is_finite: Bool[Array, ""],
-    ) -> tuple[PyTree, State, Info]:
+        self, context: Context, proposal: Proposal, found: Direction, added: Added, state: State, is_finite: Array
+    ) -> tuple[Vector, State, Info]:
         """Take the step, or stay, or go back."""
-        is_accepted = is_finite & proposal.is_accepted & finite(proposal.update).holds
+        update = proposal.update
+        is_accepted = is_finite & proposal.is_accepted & jnp.isfinite(dot(update, update))
         rejections = jnp.where(is_accepted, 0, state.rejections + 1)
-        params, last = context.params, state.last
         can_go_back = ~is_finite & (state.count > 0)
-        choose = lambda new, old, before: jnp.where(is_accepted, new, jnp.where(can_go_back, before, old))
-        new_params = jax.tree.map(choose, context.moved(proposal.update), params, state.before[0])
-        new_last = jax.tree.map(choose, proposal.update, last, state.before[1])
-        before = jax.tree.map(choose, (params, last), state.before, state.before)
+        now = jnp.stack([context.params, state.last])
+        after = jnp.stack([context.params + update, update])
+        after = jnp.where(is_accepted, after, jnp.where(can_go_back, state.before, now))
+        before = jnp.where(is_accepted, now, state.before)
 
         number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
-        loss_after, predicted = number(proposal.loss_after), number(proposal.predicted_decrease)
-        outcome = Outcome(state.count, context.loss, loss_after, predicted, ~is_accepted)
         rejected = STEP_RESULTS.where(is_finite, STEP_RESULTS.rejected, STEP_RESULTS.restored)
         rejected = STEP_RESULTS.where(rejections > self.max_rejections, STEP_RESULTS.too_many_rejections, rejected)
         info = Info(
             loss=context.loss,
-            loss_after=loss_after,
-            damping=number(context.added.strength),
+            loss_after=number(proposal.loss_after),
+            damping=number(added.strength),
             step_size=number(proposal.step_size),
             momentum=number(proposal.momentum),
-            predicted_decrease=predicted,
-            actual_decrease=context.loss - loss_after,
+            predicted_decrease=number(proposal.predicted_decrease),
+            actual_decrease=context.loss - number(proposal.loss_after),
             divergence=number(proposal.divergence),
             predicted_divergence=number(proposal.predicted_divergence),
             cosine=number(proposal.cosine),
@@ -226,8 +233,11 @@ class NaturalGradient:
             failures=found.failures,
             aux=None,
         )
-        damping = self.damping.update(strengths, outcome)
-        return new_params, State(state.count + 1, solver, damping, new_last, before, rejections), info
+        state = state._replace(count=state.count + 1, last=after[1], before=before, rejections=rejections)
+        return after[0], state, info
+
+    def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
+        return _tree.flatten(self.structure.diagonal(solver, evaluation.parts))[0]
 
     def _started(self, state: State, solver: PyTree, evaluation: Evaluation, key: Key | None) -> PyTree:
         """The state of the damping, which at the first step may depend on the metric."""
@@ -242,14 +252,16 @@ class NaturalGradient:
         evaluation = self._evaluate(self._bind(fixed, batch), trained, jnp.array(0))
         names = _names(trained)
         damping = self.damping.init()
-        added = self.damping.added(self.damping.strength(damping, jnp.array(0)), self._l2(names), names)
+        sizes = tuple(leaf.size for leaf in jax.tree.leaves(trained))
+        added = self.damping.added(self.damping.strength(damping, jnp.array(0)), self._l2(names), names, sizes)
         self.structure.check(added)
         structure = self.structure.init(evaluation.parts, jax.random.key(0), added)
-        return State(jnp.array(0), structure, damping, trained, (trained, trained), jnp.array(0))
+        w = _tree.flatten(trained)[0]
+        return State(jnp.array(0), structure, damping, w, jnp.stack([w, w]), jnp.array(0))
 
     def _evaluate(self, problem: list[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)
-        return evaluate(problem, params, fraction, turn, self.structure.has_sites, self.micro_batches > 1)
+        return evaluate(problem, params, fraction, turn, self.structure.has_sites)
 
     def _partition(self, params: PyTree) -> tuple[PyTree, PyTree]:
         return eqx.partition(params, self.trainable)
@@ -278,15 +290,6 @@ class NaturalGradient:
 
 def _names(params: PyTree) -> tuple[str, ...]:
     return tuple("params" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-
-
-def _like(each: tuple[float, ...], params: PyTree) -> PyTree:
-    return jax.tree.unflatten(jax.tree.structure(params), [jnp.asarray(l, w.dtype) for l, w in zip(each, jax.tree.leaves(params), strict=True)])
-
-
-def _penalty(l2: tuple[float, ...], params: PyTree) -> Scalar | float:
-    parts = [l / 2 * _tree.vdot(w, w) for l, w in zip(l2, jax.tree.leaves(params), strict=True) if l]
-    return _tree.sum_leaves(parts) if parts else 0.0
 
 
 def _is_no_worse(loss_after: Scalar, loss: Scalar) -> Bool[Array, ""]:

@@ -87,9 +87,7 @@ def tapped(trace: Trace, leaves: list[Any], x: PyTree) -> Tapped:
     return visited(trace, leaves, x, zeros, dict.fromkeys(zeros, 0), add_taps, trace.sites)
 
 
-def tapped_with_derivative(
-    trace: Trace, leaves: list[Any], x: PyTree
-) -> tuple[Tapped, Callable[[PyTree], PyTree]]:
+def tapped_with_derivative(trace: Trace, leaves: list[Any], x: PyTree) -> tuple[Tapped, Callable[[PyTree], PyTree]]:
     """As `tapped`, and from the same run the derivative of the outputs with respect to the parameters."""
     zeros = {site.number: trace.zeros(site) for site in trace.sites}
     visit = Visit(add_taps, frozenset(value for site in trace.sites for value in site.recorded))

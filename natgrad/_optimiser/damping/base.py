@@ -1,51 +1,57 @@
 """What is added to a metric before it is inverted."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad._blocks.paths import check_paths, option_for
+from natgrad._optimiser.info import Info
 from natgrad._types import Scalar
 
 
 class Added(NamedTuple):
-    r"""The diagonal matrix that is added to a metric: `strength` times a number for every parameter, plus the `l2`
+    r"""The diagonal matrix $D$ that is added to a metric: `strength` times a number for every parameter, plus the `l2`
     coefficient of every parameter. With `is_relative` the first part is also multiplied by the diagonal of the metric.
-    """
+    `sizes` are those of the parameters."""
 
     strength: Any
     multipliers: tuple[float, ...]
     l2: tuple[float, ...]
     is_relative: bool
+    sizes: tuple[int, ...]
 
     def of_leaf(self, leaf: int) -> Any:
-        """What is added to the diagonal at a parameter; with `is_relative`, what is added besides."""
+        """What is added to the diagonal at a parameter, besides what is relative to it."""
         own = 0.0 if self.is_relative else self.strength * self.multipliers[leaf]
         return own + self.l2[leaf]
-
-    def each(self) -> list[Any]:
-        return [self.of_leaf(leaf) for leaf in range(len(self.l2))]
 
     @property
     def is_uniform(self) -> bool:
         """Whether the same number is added everywhere."""
         return not self.is_relative and len(set(self.multipliers)) == len(set(self.l2)) == 1
 
-    def mv(self, v: PyTree, diagonal: PyTree | None = None) -> PyTree:
-        """The product with what is added, given the diagonal of the metric where it is relative to that."""
-        leaves, treedef = jax.tree.flatten(v)
-        units = jax.tree.leaves(diagonal) if self.is_relative else [1.0] * len(leaves)
-        factors = [
-            self.l2[k] + (self.strength * self.multipliers[k] * units[k] if self.is_relative else self.of_leaf(k) - self.l2[k])
-            for k in range(len(leaves))
-        ]
-        scaled = [jnp.asarray(factor, leaf.dtype) * leaf for factor, leaf in zip(factors, leaves, strict=True)]
-        return jax.tree.unflatten(treedef, scaled)
+    def entries(self, diagonal: Float[Array, " P"] | None = None) -> Any:
+        """What is added to every entry, one number if that is the same, given the diagonal of the metric where it is
+        relative to that."""
+        if self.is_uniform:
+            return self.of_leaf(0)
+        fixed = self._spread([self.of_leaf(leaf) for leaf in range(len(self.sizes))])
+        if not self.is_relative:
+            return fixed
+        assert diagonal is not None
+        return fixed + self._spread([self.strength * m for m in self.multipliers]).astype(diagonal.dtype) * diagonal
+
+    def penalties(self) -> Any:
+        """The `l2` coefficient of every entry, one number if they are the same."""
+        return self.l2[0] if len(set(self.l2)) == 1 else self._spread(self.l2)
+
+    def _spread(self, values: Sequence[Any]) -> Float[Array, " P"]:
+        parts = zip(values, self.sizes, strict=True)
+        return jnp.concatenate([jnp.full(size, jnp.asarray(value, float)) for value, size in parts])
 
 
 class Outcome(NamedTuple):
@@ -56,6 +62,10 @@ class Outcome(NamedTuple):
     loss_after: Scalar
     predicted_decrease: Scalar
     is_rejected: Bool[Array, ""]
+
+    @classmethod
+    def of(cls, info: Info, count: Int[Array, ""]) -> "Outcome":
+        return cls(count, info.loss, info.loss_after, info.predicted_decrease, ~info.accepted)
 
 
 class AbstractDamping(eqx.Module):
@@ -98,11 +108,12 @@ class AbstractDamping(eqx.Module):
         """Whether the mean eigenvalue of the metric is needed at the first step."""
         return False
 
-    def added(self, strength: Any, l2: tuple[float, ...], names: tuple[str, ...]) -> Added:
+    def added(self, strength: Any, l2: tuple[float, ...], names: tuple[str, ...], sizes: tuple[int, ...]) -> Added:
         chosen = self.multipliers or {}
         check_paths(chosen, names, f"`{type(self).__name__}`: `multipliers`")
         each = [option_for(chosen, name) for name in names]
-        return Added(strength, tuple(1.0 if m is None else float(m) for m in each), l2, self.shape == "diagonal")
+        multipliers = tuple(1.0 if m is None else float(m) for m in each)
+        return Added(strength, multipliers, l2, self.shape == "diagonal", sizes)
 
 
 def check_shape(damping: AbstractDamping) -> None:

@@ -57,7 +57,9 @@ class LevenbergMarquardt(AbstractDamping):
         mean = jnp.where(jnp.isfinite(mean) & (mean > 0), mean, 1.0)
         rounding = jnp.finfo(mean.dtype).eps * mean
         initial = mean if self.initial is None else jnp.asarray(self.initial, mean.dtype)
-        return LevenbergMarquardtState(initial, rounding if self.minimum is None else jnp.asarray(self.minimum, mean.dtype))
+        return LevenbergMarquardtState(
+            initial, rounding if self.minimum is None else jnp.asarray(self.minimum, mean.dtype)
+        )
 
     def strength(self, state, count):
         return state.strength

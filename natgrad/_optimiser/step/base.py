@@ -1,7 +1,7 @@
 """How far to go along a direction."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -9,46 +9,57 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from natgrad import _tree
-from natgrad._optimiser.damping.base import Added
 from natgrad._optimiser.evaluation import Evaluation
-from natgrad._optimiser.momentum import AbstractMomentum, NoMomentum
+from natgrad._optimiser.momentum import AbstractMomentum, NoMomentum, Vector
 from natgrad._types import Scalar
 
 
 class Context(NamedTuple):
-    """What a step rule may look at: the point, the natural gradient (downhill), the last update, and the problem."""
+    """What a step rule may look at: the point, the natural gradient (downhill) and the last update, all as vectors; what
+    is added to the diagonal of the metric, in all and by `l2`; and the problem."""
 
-    params: PyTree
+    params: Vector
     loss: Scalar
-    gradient: PyTree
-    direction: PyTree
-    last: PyTree
+    gradient: Vector
+    direction: Vector
+    last: Vector
     momentum: Any
     count: Int[Array, ""]
+    added: Any
+    penalties: Any
     evaluation: Evaluation
-    added: Added
-    diagonal: PyTree | None
-    loss_at: Callable[[PyTree], Scalar]
+    unflatten: Callable[[Vector], PyTree]
+    loss_at: Callable[[Vector], Scalar]
 
-    def update(self, step_size: Any, momentum: Any) -> PyTree:
+    def update(self, step_size: Any, momentum: Any) -> Vector:
         """So much of the direction, and of the last update."""
+        number = lambda value: jnp.asarray(value, self.direction.dtype)
         if isinstance(momentum, float) and momentum == 0:
-            return _tree.scale(step_size, self.direction)
-        return _tree.combine([step_size, momentum], [self.direction, self.last])
+            return number(step_size) * self.direction
+        return number(step_size) * self.direction + number(momentum) * self.last
 
-    def moved(self, update: PyTree) -> PyTree:
-        return jax.tree.map(jnp.add, self.params, update)
+    def divergence(self, params: Vector) -> Scalar:
+        return self.evaluation.divergence(self.unflatten(params))
 
-    def quadratic(self, vectors: Sequence[PyTree]) -> "Quadratic":
+    def quadratic(self, *vectors: Vector) -> "Quadratic":
         """The quadratic model of the loss on the span of some vectors, with the exact metric."""
-        pairs = lambda mv: jnp.stack([jnp.stack([_tree.vdot(u, mv(v)) for v in vectors]) for u in vectors])
-        only_l2 = self.added._replace(strength=0.0)
-        metric = self.evaluation.inner_products(vectors)
-        penalty = pairs(lambda v: only_l2.mv(v, self.diagonal)) if any(self.added.l2) else jnp.zeros_like(metric)
-        damping = pairs(lambda v: self.added.mv(v, self.diagonal))
-        slope = jnp.stack([_tree.vdot(self.gradient, v) for v in vectors])
-        return Quadratic(*(part.astype(slope.dtype) for part in (metric, metric + penalty, metric + damping)), slope)
+        stacked = jnp.stack(vectors)
+        products = lambda diagonal: _products(stacked, diagonal).astype(self.loss.dtype)
+        metric = self.evaluation.inner_products(jax.vmap(self.unflatten)(stacked)).astype(self.loss.dtype)
+        slope = dot(stacked, self.gradient).astype(self.loss.dtype)
+        return Quadratic(metric, metric + products(self.penalties), metric + products(self.added), slope)
+
+
+def dot(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def _products(stacked: Float[Array, "k P"], diagonal: Any) -> Float[Array, "k k"]:
+    r"""$u^\top D v$ for all pairs."""
+    number = jnp.asarray(diagonal, stacked.dtype)
+    if number.ndim:
+        return dot(stacked * number[None], stacked.T)
+    return number * dot(stacked, stacked.T)
 
 
 class Quadratic(NamedTuple):
@@ -78,7 +89,7 @@ class Quadratic(NamedTuple):
 class Proposal(NamedTuple):
     """A step that a rule would take. What it did not compute is `None`."""
 
-    update: PyTree
+    update: Vector
     step_size: Any
     momentum: Any
     is_accepted: Bool[Array, ""] | bool = True

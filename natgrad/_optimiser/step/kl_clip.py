@@ -2,9 +2,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from natgrad import _tree
 from natgrad._optimiser.momentum import HeavyBall
-from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, scheduled
+from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, dot, scheduled
 
 
 class KLClip(AbstractStep):
@@ -27,7 +26,7 @@ class KLClip(AbstractStep):
 
     def propose(self, context):
         rate, radius = scheduled(self.learning_rate, context.count), scheduled(self.radius, context.count)
-        squared = jnp.maximum(-_tree.vdot(context.gradient, context.direction), 0.0)
+        squared = jnp.maximum(-dot(context.gradient, context.direction), 0.0)
         half = rate**2 * squared / 2
         clip = jnp.where(half > radius, jnp.sqrt(radius / jnp.where(half > 0, half, 1.0)), 1.0)
         update = context.update(rate * clip, context.momentum)

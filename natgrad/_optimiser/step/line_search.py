@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from natgrad import _tree
-from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive
+from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, dot
 from natgrad._optimiser.step.trust_region import check_backtracking
 
 
@@ -24,7 +23,7 @@ class GridLineSearch(AbstractStep):
 
     def propose(self, context):
         sizes = jnp.asarray(self.sizes, context.loss.dtype)
-        loss_of = lambda size: context.loss_at(context.moved(context.update(size, 0.0))).astype(sizes.dtype)
+        loss_of = lambda size: context.loss_at(context.params + context.update(size, 0.0)).astype(sizes.dtype)
         losses = jax.lax.map(loss_of, sizes)
         losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
         best = jnp.argmin(losses)
@@ -53,10 +52,10 @@ class ArmijoLineSearch(AbstractStep):
             raise ValueError(f"`ArmijoLineSearch` needs `sufficient` from 0 to below 1, but got {self.sufficient}.")
 
     def propose(self, context):
-        slope = _tree.vdot(context.gradient, context.direction)
+        slope = dot(context.gradient, context.direction)
 
         def tried(size):
-            loss = context.loss_at(context.moved(context.update(size, 0.0))).astype(size.dtype)
+            loss = context.loss_at(context.params + context.update(size, 0.0)).astype(size.dtype)
             return loss, loss <= context.loss + self.sufficient * size * slope
 
         def shorten(state):

@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -16,13 +15,13 @@ class QuadraticModel(AbstractStep):
 
     def propose(self, context: Context):
         if context.momentum is None:
-            model = context.quadratic([context.direction, context.last])
+            model = context.quadratic(context.direction, context.last)
             coefficients = _minimiser(model)
         elif isinstance(context.momentum, float) and context.momentum == 0:
-            model = context.quadratic([context.direction])
+            model = context.quadratic(context.direction)
             coefficients = -model.slope / _positive(model.damped[0])
         else:
-            model = context.quadratic([context.direction, context.last])
+            model = context.quadratic(context.direction, context.last)
             given = jnp.asarray(context.momentum, model.slope.dtype)
             step = -(model.slope[0] + model.damped[0, 1] * given) / _positive(model.damped[0, 0])
             coefficients = jnp.stack([step, given])
@@ -53,7 +52,7 @@ def _positive(curvature: Array) -> Array:
 def _minimiser(model: Quadratic) -> Float[Array, "2"]:
     """Of the damped model. Vectors that are nearly parallel, as late in a run, share the step; and before there is a
     last update, its coefficient is zero."""
-    sizes = jnp.sqrt(jax.numpy.maximum(jnp.diagonal(model.damped), 0.0))
+    sizes = jnp.sqrt(jnp.maximum(jnp.diagonal(model.damped), 0.0))
     units = jnp.where(sizes > 0, 1 / _positive(sizes), 0.0)
     a, b = units[0] * units[1] * model.damped[0, 1], units * model.slope
     ridge = 10 * jnp.finfo(b.dtype).eps

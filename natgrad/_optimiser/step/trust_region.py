@@ -30,14 +30,14 @@ class TrustRegion(AbstractStep):
 
     def propose(self, context):
         rate, radius = scheduled(self.learning_rate, context.count), scheduled(self.radius, context.count)
-        model = context.quadratic([context.direction])
+        model = context.quadratic(context.direction)
         whole = model.metric[0, 0] / 2
         fitting = jnp.sqrt(radius / jnp.where(whole > 0, whole, 1.0))
         start = jnp.where(whole * rate**2 > radius, fitting, rate).astype(context.loss.dtype)
 
         def measured(size):
-            params = context.moved(context.update(size, 0.0))
-            divergence, loss = context.evaluation.divergence(params), context.loss_at(params)
+            params = context.params + context.update(size, 0.0)
+            divergence, loss = context.divergence(params), context.loss_at(params)
             is_good = (divergence <= radius * (1 + 1e-3)) & (loss <= context.loss)
             return divergence.astype(size.dtype), loss.astype(size.dtype), is_good
 

@@ -14,7 +14,8 @@ from natgrad._blocks.choose import Rules, check_rules, choose
 from natgrad._blocks.diagonal import Zero
 from natgrad._blocks.kronecker import nearest
 from natgrad._metric.blocks import BlockMetric, Blocks
-from natgrad._metric.factored import Batch, columns_of
+from natgrad._metric.diagonal import draw, factor_columns
+from natgrad._metric.factored import Batch
 from natgrad._operator.base import AbstractBlock
 from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._operator.place import Place
@@ -39,14 +40,22 @@ def make_rules(weights: str, options: Mapping[str, Any], subject: str) -> Rules:
 
 def measure(parts: Sequence[Part], key: Key | None, rules: Rules, num_samples: int, subject: str) -> list[Measured]:
     """What blocks are computed from, for every part."""
-    keys = [None] * len(parts) if key is None else list(jax.random.split(fast(key), len(parts)))
     found = []
-    for part, own in zip(parts, keys, strict=True):
+    for number, part in enumerate(parts):
         assert part.forward is not None
-        columns = columns_of(part.bound.term.objective.geometry, part.z, own, num_samples)
+        columns = columns_of(part, key, num_samples, number)
         assignments = choose(part.forward.trace, part.forward.routes, rules, {}, subject)
         found.append(Measured(Batch(part.forward, weighed(part, columns), part.example_weights()), assignments))
     return found
+
+
+def columns_of(part: Part, key: Key | None, num_samples: int, number: int) -> Output:
+    """Columns whose products with themselves sum to the metric of every output: exact, or drawn with a key."""
+    geometry = part.bound.term.objective.geometry
+    if key is None:
+        return factor_columns(geometry, part.z)
+    keys = fast_keys(key, num_samples, part.bound.batch.size, number)
+    return _tree.scale(num_samples**-0.5, draw(geometry, part.z, keys))
 
 
 def weighed(part: Part, columns: Output) -> Output:
@@ -59,11 +68,15 @@ def weighed(part: Part, columns: Output) -> Output:
     return jax.tree.map(lambda s: each.reshape(1, -1, *(1,) * (s.ndim - 2)).astype(s.dtype) * s, columns)
 
 
-def fast(key: Key) -> Key:
-    """A key for another generator of random numbers, which is faster, above all to compile."""
+def fast_keys(key: Key, num_samples: int, count: int, number: int) -> Key:
+    """Keys for every draw and every example of a part, for a generator of random numbers that is faster than JAX's own,
+    above all to compile."""
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     data = data.reshape(-1)[:2].astype(jnp.uint32)
-    return jax.random.wrap_key_data(jnp.concatenate([data, ~data]), impl="unsafe_rbg")
+    shape = num_samples, count
+    numbers = jax.lax.iota(jnp.uint32, num_samples * count).reshape(shape)
+    words = [jnp.broadcast_to(word, shape) for word in (data[0], data[1], jnp.uint32(number))]
+    return jax.random.wrap_key_data(jnp.stack([*words, numbers], axis=-1), impl="unsafe_rbg")
 
 
 def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]], subject: str) -> BlockMetric:

@@ -77,8 +77,9 @@ class KFAC(AbstractStructure):
 
     def init(self, parts, key, added):
         metric = self._measured(parts, key)
-        ones = jnp.ones(len(metric.operator.blocks))
-        inverse = metric.operator.replaced(self._inverted(metric.operator, ones, added)[0])
+        # An inverse by factors has the form of the metric.
+        is_same = self._is_factored(added)
+        inverse = metric.operator if is_same else metric.operator.function(lambda values: values)
         units = _tree.at_least_float32(metric.operator.zeros()) if added.is_relative else None
         state = KFACState(RunningAverage(self.decay).init(metric), inverse, units, jnp.array(0))
         return zeros_like(state)
