@@ -115,6 +115,18 @@ def check_examples(model: Callable, params: PyTree, x: PyTree, z: Output, subjec
         )
 
 
+def check_independent(model: Callable, params: PyTree, x: PyTree, subject: str) -> None:
+    """`check_examples` by the first two examples of a batch, compiled; nothing is refused that cannot be run so."""
+    if x is None or not is_concrete((params, x)) or num_examples(x, subject) < 2:
+        return
+    pair = jax.tree.map(lambda leaf: leaf[:2], x)
+    try:
+        z = jax.jit(model)(params, pair)
+    except Exception:  # A model for batches of one size; where that matters, it is explained later.
+        return
+    check_examples(jax.jit(model), params, pair, z, subject)
+
+
 def finite(tree: PyTree) -> Requirement:
     return Requirement(
         jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)])),

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.paths import check_paths, option_for
-from natgrad._model import check_params
+from natgrad._model import check_independent, check_params
 from natgrad._optimiser.compatible import check_together, check_types
 from natgrad._optimiser.damping.base import AbstractDamping, Added, Outcome
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt
@@ -22,7 +23,6 @@ from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, Moment
 from natgrad._optimiser.structure.kfac import KFAC
-from natgrad._per_example.forward import check_model
 from natgrad._types import Key, Scalar
 
 
@@ -115,10 +115,11 @@ class NaturalGradient:
         check_params(trained, "`NaturalGradient.init`")
         if self.check:
             for bound in self._bind(fixed, batch):
-                check_model(bound.model, trained, bound.batch.x, 0, "`NaturalGradient.init`")
+                check_independent(bound.model, trained, bound.batch.x, "`NaturalGradient.init`")
         shapes = jax.eval_shape(self._initial, _tree.structure(trained), fixed, batch)
         self.structure.inspect(shapes.structure)
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        # By NumPy, which compiles nothing.
+        return jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), shapes)
 
     def step(self, params: PyTree, state: State, batch: Any, key: Key | None = None) -> tuple[PyTree, State, Info]:
         """New parameters, the new state, and what happened.

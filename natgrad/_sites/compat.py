@@ -4,10 +4,12 @@ No other file reads `eqn.params`. Primitives are recognised by name; one that is
 differentiated as it stands."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.core
+import numpy as np
 from jax.extend import core
 
 # An equation of a jaxpr, of which this file knows what the types do not say.
@@ -167,6 +169,29 @@ def lookup(eqn: Equation) -> LookupParts | None:
     offset = tuple(axes.offset_dims)
     row_axes = offset if collapsed == (0,) else offset[1:]
     return LookupParts(row_axes, list(axes.start_index_map).index(0), drops_outside)
+
+
+def _broadcast_in_dim(x: np.ndarray, *, shape: tuple, broadcast_dimensions: tuple, **_: Any) -> np.ndarray:
+    spread = [1] * len(shape)
+    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
+        spread[axis] = size
+    return np.broadcast_to(x.reshape(spread), shape)
+
+
+BY_NUMPY: dict[str, Callable[..., np.ndarray]] = {
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": lambda x, *, new_sizes, **_: x.reshape(new_sizes),
+    "squeeze": lambda x, *, dimensions, **_: np.squeeze(x, dimensions),
+    "transpose": lambda x, *, permutation, **_: x.transpose(permutation),
+}
+
+
+def moved(eqn: Equation, x: Any) -> Any:
+    """The result of an equation that moves the entries of its one operand. Those of NumPy arrays are moved by NumPy,
+    which compiles nothing."""
+    if isinstance(x, np.ndarray) and name(eqn) in BY_NUMPY:
+        return BY_NUMPY[name(eqn)](x, **eqn.params)
+    return evaluate(eqn, [x])[0]
 
 
 def evaluate(eqn: Equation, operands: list[Any]) -> list[Any]:

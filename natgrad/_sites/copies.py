@@ -52,7 +52,7 @@ class CopyOf:
         if self.value is self.origin:
             return numbers
         with jax.ensure_compile_time_eval():
-            placed = self.place(jnp.asarray(numbers), -1)
+            placed = self.place(numbers, -1)
         return np.asarray(placed) if is_concrete(placed) else None
 
     def _place(self, value: Free, x: Any, fill: Any) -> Any:
@@ -73,7 +73,10 @@ class CopyOf:
             placed = spread(placed, inner.loops, value.loops, self.lengths)
             loops = len(value.loops)
             placed = placed.reshape(*placed.shape[:loops], *(1,) * rank, *placed.shape[loops:])
-            return jnp.broadcast_to(placed, self._shape(value))
+            over = np if isinstance(placed, np.ndarray) else jnp
+            return over.broadcast_to(placed, self._shape(value))
+        if isinstance(placed, np.ndarray) and len(value.operands) == 1 and not value.loops:
+            return compat.moved(value.eqn, placed)
         beside = [_beside(operand, fill, placed.dtype) for operand in value.operands]
         beside[k] = (placed, inner.loops)
         step: Callable = lambda *operands: tuple(compat.evaluate(value.eqn, list(operands)))

@@ -41,7 +41,7 @@ class Source(NamedTuple):
         """Which entry of the result of the site each entry of the value is."""
         shape = self.site.avals[0].shape
         with jax.ensure_compile_time_eval():
-            places = jnp.arange(int(np.prod(shape, dtype=int))).reshape(shape)
+            places: Any = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
             for rearrange in self.rearranged:
                 places = rearrange(places)
         return np.asarray(places)
@@ -99,7 +99,7 @@ def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence
     elif name in REARRANGED:
         for _, value in operands:
             if is_scaled or value.aval.size == step.outputs[0].aval.size:
-                yield value, (lambda x: compat.evaluate(eqn, [x])[0],)
+                yield value, (lambda x: compat.moved(eqn, x),)
     elif name in SUMS or (name in ELEMENTWISE and is_scaled) or name == "sub":
         for k, value in operands:
             if value.aval.shape == shape and (name != "sub" or k == 0):

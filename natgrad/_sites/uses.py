@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from natgrad._sites.plan import Site
 from natgrad._sites.values import Dependent, Free, over_loops
@@ -64,4 +65,5 @@ def spread(x: Any, own: tuple[int, ...], loops: tuple[int, ...], lengths: dict[i
     """A value with the axes of its own loops in front, repeated along the other loops of a site."""
     rest = x.shape[len(own) :]
     aligned = x.reshape(*(lengths[loop] if loop in own else 1 for loop in loops), *rest)
-    return jnp.broadcast_to(aligned, (*(lengths[loop] for loop in loops), *rest))
+    over = np if isinstance(x, np.ndarray) else jnp
+    return over.broadcast_to(aligned, (*(lengths[loop] for loop in loops), *rest))
