@@ -35,9 +35,15 @@ class Part(NamedTuple):
         loss, cotangents = jax.value_and_grad(self.bound.mean_loss)(self.z)
         return loss, self.linearisation.pull(cotangents)
 
-    def inner_products(self, vectors: PyTree) -> Float[Array, "k k"]:
-        r"""$v_a^\top G v_b$ for stacked vectors and the exact metric of this part."""
-        tangents = jax.vmap(self.linearisation.push)(vectors)
+    def inner_products(self, vectors: Sequence[Array], unflatten: Callable[[Array], PyTree]) -> Float[Array, "k k"]:
+        r"""$v_a^\top G v_b$ for the exact metric of this part."""
+        # One after the other: compiled once, and faster than to stack them.
+        push = lambda k: self.linearisation.push(unflatten(jax.lax.select_n(k, *vectors)))
+        count = len(vectors)
+        if count == 1:
+            tangents = jax.tree.map(lambda z: z[None], self.linearisation.push(unflatten(vectors[0])))
+        else:
+            tangents = jax.lax.map(push, jnp.arange(count, dtype=jnp.int32))
         geometry = self.bound.term.objective.geometry
         covectors = jax.vmap(jax.vmap(geometry.metric_mv), in_axes=(None, 0))(self.z, tangents)
 
@@ -58,30 +64,13 @@ class Part(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A problem at a point: the parts of its batches that were kept for the metric, and the rest of them."""
+    """The parts of the batches of a problem on which the metric is measured, after their forward passes."""
 
     parts: list[Part]
-    rest: list[list[Bound]]
 
-    def loss_and_gradient(self, params: PyTree, in_pieces: bool) -> tuple[Scalar, Float[Array, " P"]]:
-        """Over whole batches, the gradient as a vector. The rest is worked through in one go, or in pieces as large as
-        what was kept."""
-        losses, gradients = [], []
-        for part, rest in zip(self.parts, self.rest, strict=True):
-            total = part.bound.batch.total + sum(bound.batch.total for bound in rest)
-            found = [(part.bound, part.loss_and_gradient())]
-            piece = part.bound.batch.size if in_pieces else None
-            found += [(bound, _loss_and_gradient(bound, params, piece)) for bound in rest]
-            for bound, (loss, gradient) in found:
-                share = part.weight * bound.batch.total / total
-                flat = _tree.flatten(gradient)[0]
-                losses.append(share * loss)
-                gradients.append(jnp.asarray(share, flat.dtype) * flat)
-        return _tree.sum_leaves(losses), _tree.sum_leaves(gradients)
-
-    def inner_products(self, vectors: PyTree) -> Float[Array, "k k"]:
-        r"""$v_a^\top G v_b$ for stacked vectors and the exact metric of the parts."""
-        return _tree.sum_leaves([part.weight * part.inner_products(vectors) for part in self.parts])
+    def inner_products(self, vectors: Sequence[Array], unflatten: Callable[[Array], PyTree]) -> Float[Array, "k k"]:
+        r"""$v_a^\top G v_b$ for the exact metric of the parts."""
+        return _tree.sum_leaves([part.weight * part.inner_products(vectors, unflatten) for part in self.parts])
 
     def divergence(self, params: PyTree) -> Scalar:
         return _tree.sum_leaves([part.weight * part.divergence(params) for part in self.parts])
@@ -89,42 +78,48 @@ class Evaluation(NamedTuple):
 
 def evaluate(problem: Sequence[Bound], params: PyTree, fraction: float, turn: Array, has_sites: bool) -> Evaluation:
     """Run the model on a fraction of every batch, another one at every turn."""
-    batches = [split(bound.batch, fraction, turn) for bound in problem]
-    parts = [
-        _part(bound._replace(batch=kept), params, has_sites) for bound, (kept, _) in zip(problem, batches, strict=True)
-    ]
-    rest = [[bound._replace(batch=own) for own in others] for bound, (_, others) in zip(problem, batches, strict=True)]
-    return Evaluation(parts, rest)
+    parts = [bound._replace(batch=part_of(bound.batch, fraction, turn)) for bound in problem]
+    return Evaluation([_part(bound, params, has_sites) for bound in parts])
+
+
+def loss_and_gradient(
+    problem: Sequence[Bound], evaluation: Evaluation, params: PyTree, pieces: int
+) -> tuple[Scalar, Float[Array, " P"]]:
+    """Over whole batches, the gradient as a vector: from the pass that serves the metric where that is of the whole
+    batch. Elsewhere a part of it runs twice, which takes less time than to put the other examples together."""
+    losses, gradients = [], []
+    for bound, part in zip(problem, evaluation.parts, strict=True):
+        if part.bound.batch is bound.batch:
+            loss, gradient = part.loss_and_gradient()
+        else:
+            one = lambda own: jax.value_and_grad(own.loss)(params)
+            loss, gradient = _in_pieces(one, bound, pieces)
+        flat = _tree.flatten(gradient)[0]
+        losses.append(part.weight * loss)
+        gradients.append(jnp.asarray(part.weight, flat.dtype) * flat)
+    return _tree.sum_leaves(losses), _tree.sum_leaves(gradients)
 
 
 def loss_at(problem: Sequence[Bound], params: PyTree, pieces: int = 1) -> Scalar:
     """The loss over whole batches."""
-    each = [
-        bound.term.weight * _in_pieces(lambda one: one.loss(params), bound, -(-bound.batch.size // pieces))
-        for bound in problem
-    ]
+    each = [bound.term.weight * _in_pieces(lambda own: own.loss(params), bound, pieces) for bound in problem]
     return _tree.sum_leaves(each)
 
 
-def split(batch: Batch, fraction: float, turn: Array) -> tuple[Batch, list[Batch]]:
-    """A fraction of a batch, every so many examples, and the rest. Counting starts one later at every turn.
+def part_of(batch: Batch, fraction: float, turn: Array) -> Batch:
+    """A fraction of a batch: every so many examples, starting one later at every turn.
 
     Taken this way, every device keeps its share of a batch that is spread over many."""
-    count = batch.size
     every = max(1, round(1 / fraction))
-    if batch.x is None or every == 1 or count < 2 * every:
-        return batch, []
-    kept = count // every
+    kept = batch.size // every
+    if batch.x is None or every == 1 or kept < 2:
+        return batch
 
-    def strided(leaf: Array) -> Array:
+    def taken(leaf: Array) -> Array:
         rows = leaf[: kept * every].reshape(kept, every, *leaf.shape[1:])
-        return jnp.roll(rows, -(turn % every), axis=1)
+        return jax.lax.dynamic_index_in_dim(rows, turn % every, axis=1, keepdims=False)
 
-    first = batch.map(lambda leaf: strided(leaf)[:, 0])
-    others = batch.map(
-        lambda leaf: jnp.concatenate([strided(leaf)[:, 1:].reshape(-1, *leaf.shape[1:]), leaf[kept * every :]])
-    )
-    return first, [others]
+    return batch.map(taken)
 
 
 def _part(bound: Bound, params: PyTree, has_sites: bool) -> Part:
@@ -134,22 +129,18 @@ def _part(bound: Bound, params: PyTree, has_sites: bool) -> Part:
     return Part(bound, linearised(function, params), None)
 
 
-def _loss_and_gradient(bound: Bound, params: PyTree, piece: int | None) -> tuple[Scalar, PyTree]:
-    one = lambda bound: jax.value_and_grad(bound.loss)(params)
-    return one(bound) if piece is None else _in_pieces(one, bound, piece)
-
-
-def _in_pieces(function: Callable[[Bound], PyTree], bound: Bound, piece: int) -> PyTree:
-    """The weighted mean of a function over pieces of a batch of the given size, and what is left over."""
+def _in_pieces(function: Callable[[Bound], PyTree], bound: Bound, pieces: int) -> PyTree:
+    """The weighted mean of a function over pieces of a batch, one after the other."""
     batch = bound.batch
-    count = batch.size // piece
-    if batch.x is None or count * piece <= piece or batch.size == piece:
+    size = -(-batch.size // pieces)
+    count = batch.size // size
+    if batch.x is None or pieces == 1 or count < 2:
         return function(bound)
     weighed = lambda own: _tree.scale(own.total / batch.total, function(bound._replace(batch=own)))
-    stacked = batch.map(lambda leaf: leaf[: count * piece].reshape(count, piece, *leaf.shape[1:]))
+    stacked = batch.map(lambda leaf: leaf[: count * size].reshape(count, size, *leaf.shape[1:]))
     first = jax.eval_shape(weighed, stacked.map(lambda leaf: leaf[0]))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
     total, _ = jax.lax.scan(lambda total, own: (_tree.add(total, weighed(own)), None), zeros, stacked)
-    if count * piece == batch.size:
+    if count * size == batch.size:
         return total
-    return _tree.add(total, weighed(batch.map(lambda leaf: leaf[count * piece :])))
+    return _tree.add(total, weighed(batch.map(lambda leaf: leaf[count * size :])))

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.paths import check_paths, option_for
@@ -15,7 +15,7 @@ from natgrad._model import check_independent, check_params
 from natgrad._optimiser.compatible import check_together, check_types
 from natgrad._optimiser.damping.base import AbstractDamping, Added, Outcome
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt
-from natgrad._optimiser.evaluation import Evaluation, evaluate, loss_at
+from natgrad._optimiser.evaluation import Evaluation, evaluate, loss_and_gradient, loss_at
 from natgrad._optimiser.info import STEP_RESULTS, Info
 from natgrad._optimiser.momentum import AbstractMomentum, Vector
 from natgrad._optimiser.problem import Bound, as_terms, batches_of
@@ -34,7 +34,7 @@ class State(NamedTuple):
     damping: PyTree
     # The last update, and the parameters and the update before it, to go back to; all as vectors.
     last: Vector
-    before: Float[Array, "2 P"]
+    before: tuple[Vector, Vector]
     rejections: Int[Array, ""]
 
 
@@ -129,7 +129,7 @@ class NaturalGradient:
         trained, fixed = self._partition(params)
         problem = self._bind(fixed, batch)
         evaluation = self._evaluate(problem, trained, state.count)
-        loss, gradient = evaluation.loss_and_gradient(trained, self.micro_batches > 1)
+        loss, gradient = loss_and_gradient(problem, evaluation, trained, self.micro_batches)
         trained, state, info = self._advance(problem, trained, state, evaluation, loss, gradient, key)
         aux = self._aux(params, batch) if self.has_aux else None
         return eqx.combine(trained, fixed), state, info._replace(aux=aux)
@@ -210,10 +210,10 @@ class NaturalGradient:
         is_accepted = is_finite & proposal.is_accepted & jnp.isfinite(dot(update, update))
         rejections = jnp.where(is_accepted, 0, state.rejections + 1)
         can_go_back = ~is_finite & (state.count > 0)
-        now = jnp.stack([context.params, state.last])
-        after = jnp.stack([context.params + update, update])
-        after = jnp.where(is_accepted, after, jnp.where(can_go_back, state.before, now))
-        before = jnp.where(is_accepted, now, state.before)
+        now = context.params, state.last
+        choose = lambda new, now, before: jnp.where(is_accepted, new, jnp.where(can_go_back, before, now))
+        after = tuple(map(choose, (context.params + update, update), now, state.before))
+        before = tuple(jnp.where(is_accepted, a, b) for a, b in zip(now, state.before, strict=True))
 
         number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
         rejected = STEP_RESULTS.where(is_finite, STEP_RESULTS.rejected, STEP_RESULTS.restored)
@@ -258,7 +258,7 @@ class NaturalGradient:
         self.structure.check(added)
         structure = self.structure.init(evaluation.parts, jax.random.key(0), added)
         w = _tree.flatten(trained)[0]
-        return State(jnp.array(0), structure, damping, w, jnp.stack([w, w]), jnp.array(0))
+        return State(jnp.array(0), structure, damping, w, (w, w), jnp.array(0))
 
     def _evaluate(self, problem: list[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)

@@ -1,7 +1,7 @@
 """How far to go along a direction."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -43,10 +43,9 @@ class Context(NamedTuple):
 
     def quadratic(self, *vectors: Vector) -> "Quadratic":
         """The quadratic model of the loss on the span of some vectors, with the exact metric."""
-        stacked = jnp.stack(vectors)
-        products = lambda diagonal: _products(stacked, diagonal).astype(self.loss.dtype)
-        metric = self.evaluation.inner_products(jax.vmap(self.unflatten)(stacked)).astype(self.loss.dtype)
-        slope = dot(stacked, self.gradient).astype(self.loss.dtype)
+        products = lambda diagonal: _products(vectors, diagonal).astype(self.loss.dtype)
+        metric = self.evaluation.inner_products(vectors, self.unflatten).astype(self.loss.dtype)
+        slope = jnp.stack([dot(v, self.gradient) for v in vectors]).astype(self.loss.dtype)
         return Quadratic(metric, metric + products(self.penalties), metric + products(self.added), slope)
 
 
@@ -54,12 +53,13 @@ def dot(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-def _products(stacked: Float[Array, "k P"], diagonal: Any) -> Float[Array, "k k"]:
+def _products(vectors: Sequence[Vector], diagonal: Any) -> Float[Array, "k k"]:
     r"""$u^\top D v$ for all pairs."""
-    number = jnp.asarray(diagonal, stacked.dtype)
-    if number.ndim:
-        return dot(stacked * number[None], stacked.T)
-    return number * dot(stacked, stacked.T)
+    number = jnp.asarray(diagonal, vectors[0].dtype)
+    weighed = lambda v: number * v if number.ndim else v
+    pairs = {(a, b): dot(u, weighed(v)) for a, u in enumerate(vectors) for b, v in enumerate(vectors) if a <= b}
+    rows = [jnp.stack([pairs[min(a, b), max(a, b)] for b in range(len(vectors))]) for a in range(len(vectors))]
+    return jnp.stack(rows) if number.ndim else number * jnp.stack(rows)
 
 
 class Quadratic(NamedTuple):

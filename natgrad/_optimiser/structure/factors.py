@@ -54,7 +54,7 @@ def columns_of(part: Part, key: Key | None, num_samples: int, number: int) -> Ou
     geometry = part.bound.term.objective.geometry
     if key is None:
         return factor_columns(geometry, part.z)
-    keys = fast_keys(key, num_samples, part.bound.batch.size, number)
+    keys = keys_of_examples(key, num_samples, part.bound.batch.size, number)
     return _tree.scale(num_samples**-0.5, draw(geometry, part.z, keys))
 
 
@@ -68,15 +68,18 @@ def weighed(part: Part, columns: Output) -> Output:
     return jax.tree.map(lambda s: each.reshape(1, -1, *(1,) * (s.ndim - 2)).astype(s.dtype) * s, columns)
 
 
-def fast_keys(key: Key, num_samples: int, count: int, number: int) -> Key:
-    """Keys for every draw and every example of a part, for a generator of random numbers that is faster than JAX's own,
-    above all to compile."""
-    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    data = data.reshape(-1)[:2].astype(jnp.uint32)
-    shape = num_samples, count
-    numbers = jax.lax.iota(jnp.uint32, num_samples * count).reshape(shape)
-    words = [jnp.broadcast_to(word, shape) for word in (data[0], data[1], jnp.uint32(number))]
-    return jax.random.wrap_key_data(jnp.stack([*words, numbers], axis=-1), impl="unsafe_rbg")
+def keys_of_examples(key: Key, num_samples: int, count: int, number: int) -> Key:
+    """A key for every draw and every example of a part. As by `jax.random.split`, but without drawing anything for it,
+    which would take a quarter of a second to compile."""
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    data, kind = (jax.random.key_data(key), jax.random.key_impl(key)) if is_typed else (key, "threefry2x32")
+    if data.shape != (2,):
+        keys = jax.random.split(jax.random.fold_in(key, number), num_samples * count)
+        return keys.reshape(num_samples, count, *keys.shape[1:])
+    numbers = jax.lax.iota(jnp.uint32, num_samples * count).reshape(num_samples, count)
+    # Any words make a key; a constant keeps these apart from the one that was given.
+    words = jnp.broadcast_to(data[0] ^ jnp.uint32(0x9E3779B9 + number), numbers.shape), data[1] ^ numbers
+    return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl=kind)
 
 
 def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]], subject: str) -> BlockMetric:
