@@ -67,6 +67,31 @@ from natgrad._metric.pullback import gauss_newton as gauss_newton
 from natgrad._metric.pullback import pullback as pullback
 from natgrad._metric.running import RunningAverage as RunningAverage
 
+# Optimisers
+from natgrad._optimiser.damping.constant import ConstantDamping as ConstantDamping
+from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt as LevenbergMarquardt
+from natgrad._optimiser.info import STEP_RESULTS as STEP_RESULTS
+from natgrad._optimiser.info import Info as Info
+from natgrad._optimiser.momentum import HeavyBall as HeavyBall
+from natgrad._optimiser.momentum import NoMomentum as NoMomentum
+from natgrad._optimiser.momentum import Spring as Spring
+from natgrad._optimiser.natural_gradient import NaturalGradient as NaturalGradient
+from natgrad._optimiser.natural_gradient import State as State
+from natgrad._optimiser.objective import LeastSquares as LeastSquares
+from natgrad._optimiser.objective import Objective as Objective
+from natgrad._optimiser.problem import Term as Term
+from natgrad._optimiser.problem import Terms as Terms
+from natgrad._optimiser.step.constant import ConstantStep as ConstantStep
+from natgrad._optimiser.step.kl_clip import KLClip as KLClip
+from natgrad._optimiser.step.line_search import ArmijoLineSearch as ArmijoLineSearch
+from natgrad._optimiser.step.line_search import GridLineSearch as GridLineSearch
+from natgrad._optimiser.step.quadratic_model import QuadraticModel as QuadraticModel
+from natgrad._optimiser.step.trust_region import TrustRegion as TrustRegion
+from natgrad._optimiser.structure.diagonal import Diagonal as Diagonal
+from natgrad._optimiser.structure.ekfac import EKFAC as EKFAC
+from natgrad._optimiser.structure.exact import Exact as Exact
+from natgrad._optimiser.structure.kfac import KFAC as KFAC
+
 # Gradients of single examples
 from natgrad._per_example.explain import Explanation as Explanation
 from natgrad._per_example.forward import per_example as per_example

@@ -129,7 +129,7 @@ class Batch(NamedTuple):
             return assignments
         blocks = self.blocks(wanted) if basis is None else _given(basis, assignments, subject)
         found = iter(bases(blocks))
-        return [_corrected(one, *next(found)) if is_corrected(one) else one for one in assignments]
+        return [corrected(one, *next(found)) if is_corrected(one) else one for one in assignments]
 
     def blocks(self, assignments: list[Assignment]) -> list[AbstractBlock]:
         """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
@@ -159,7 +159,8 @@ def is_corrected(assignment: Assignment) -> bool:
     return isinstance(assignment, Kronecker) and assignment.is_corrected
 
 
-def _corrected(assignment: Any, inputs: Factor, outputs: Factor) -> Assignment:
+def corrected(assignment: Any, inputs: Factor, outputs: Factor) -> Assignment:
+    """An assignment whose eigenvalues are corrected in a given basis."""
     return Corrected(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
 
 

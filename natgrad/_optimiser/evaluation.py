@@ -19,6 +19,7 @@ class Part(NamedTuple):
     """Part of the batch of a term after its forward pass."""
 
     bound: Bound
+    params: PyTree
     linearisation: Linearisation
     forward: Forward | None
 
@@ -124,9 +125,9 @@ def part_of(batch: Batch, fraction: float, turn: Array) -> Batch:
 
 def _part(bound: Bound, params: PyTree, has_sites: bool) -> Part:
     if has_sites:
-        return Part(bound, *linearise_tapped(bound.model, params, bound.batch.x, "`NaturalGradient`"))
+        return Part(bound, params, *linearise_tapped(bound.model, params, bound.batch.x, "`NaturalGradient`"))
     function = of_params(bound.model, bound.batch.x, "`NaturalGradient`")
-    return Part(bound, linearised(function, params), None)
+    return Part(bound, params, linearised(function, params), None)
 
 
 def _in_pieces(function: Callable[[Bound], PyTree], bound: Bound, pieces: int) -> PyTree:

@@ -12,8 +12,8 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
     """Outcomes of a step: those of its solve, and these."""
 
     restored = (
-        "The loss or its gradient was not finite, so the step went back to the parameters before the last one, with more "
-        "damping. Look for NaN in the batch, or lower the learning rate."
+        "The loss or its gradient was not finite, or the loss far above those before, so the step went back to the "
+        "parameters before the last one, with more damping. Look for NaN in the batch, or lower the learning rate."
     )
     rejected = (
         "The step would not have lowered the loss, so the parameters stay as they were. With adaptive damping the next "

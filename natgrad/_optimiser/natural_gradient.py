@@ -11,6 +11,9 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.paths import check_paths, option_for
+from natgrad._blocks.report import StructureReport
+from natgrad._metric.blocks import BlockMetric
+from natgrad._metric.running import RunningState
 from natgrad._model import check_independent, check_params
 from natgrad._optimiser.compatible import check_together, check_types
 from natgrad._optimiser.damping.base import AbstractDamping, Added, Outcome
@@ -26,6 +29,10 @@ from natgrad._optimiser.structure.kfac import KFAC
 from natgrad._types import Key, Scalar
 
 
+# How many times the usual loss counts as divergence.
+DIVERGING = 10.0
+
+
 class State(NamedTuple):
     """What an optimiser remembers: a tree of arrays, to be passed from step to step."""
 
@@ -36,6 +43,8 @@ class State(NamedTuple):
     last: Vector
     before: tuple[Vector, Vector]
     rejections: Int[Array, ""]
+    # The running average of the size of the loss.
+    scale: Scalar
 
 
 class NaturalGradient:
@@ -134,6 +143,16 @@ class NaturalGradient:
         aux = self._aux(params, batch) if self.has_aux else None
         return eqx.combine(trained, fixed), state, info._replace(aux=aux)
 
+    def report(self, state: State) -> StructureReport:
+        """The structure that every parameter got, for `KFAC` and `EKFAC`."""
+        average = getattr(state.structure, "average", None)
+        metric = average.total if isinstance(average, RunningState) else None
+        if not isinstance(metric, BlockMetric):
+            raise TypeError(
+                f"`{type(self.structure).__name__}` treats all parameters alike: there is nothing to report."
+            )
+        return metric.report()
+
     # Their parts -----------------------------------------------------------------------------------------
 
     def _advance(
@@ -156,10 +175,12 @@ class NaturalGradient:
         penalty = lambda w: dot(w, penalties * w) / 2 if any(l2) else 0.0
         loss = loss + penalty(w)
         g = g + penalties * w if any(l2) else g
-        is_finite = jnp.isfinite(loss) & jnp.isfinite(dot(g, g))
+        # A loss far above those before, unless the last step went back because of one.
+        is_diverging = (loss > DIVERGING * state.scale) & (state.count > 0) & (state.rejections == 0)
+        is_sound = jnp.isfinite(loss) & jnp.isfinite(dot(g, g)) & ~is_diverging
         moment = Moment(state.count, state.rejections > 0)
 
-        solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_finite)
+        solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_sound)
         strengths = self._started(state, solver, evaluation, key)
         added = added._replace(strength=self.damping.strength(strengths, state.count))
         self.structure.check(added)
@@ -176,7 +197,7 @@ class NaturalGradient:
             w, loss, g, direction, state.last, momentum, state.count, entries, penalties, evaluation, unflatten, loss_of
         )
         proposal = self._proposed(context)
-        w, state, info = self._concluded(context, proposal, found, added, state, is_finite)
+        w, state, info = self._concluded(context, proposal, found, added, state, is_sound)
         damping = self.damping.update(strengths, Outcome.of(info, state.count))
         return unflatten(w), state._replace(structure=solver, damping=damping), info
 
@@ -203,20 +224,20 @@ class NaturalGradient:
         return proposal
 
     def _concluded(
-        self, context: Context, proposal: Proposal, found: Direction, added: Added, state: State, is_finite: Array
+        self, context: Context, proposal: Proposal, found: Direction, added: Added, state: State, is_sound: Array
     ) -> tuple[Vector, State, Info]:
         """Take the step, or stay, or go back."""
         update = proposal.update
-        is_accepted = is_finite & proposal.is_accepted & jnp.isfinite(dot(update, update))
+        is_accepted = is_sound & proposal.is_accepted & jnp.isfinite(dot(update, update))
         rejections = jnp.where(is_accepted, 0, state.rejections + 1)
-        can_go_back = ~is_finite & (state.count > 0)
+        can_go_back = ~is_sound & (state.count > 0)
         now = context.params, state.last
         choose = lambda new, now, before: jnp.where(is_accepted, new, jnp.where(can_go_back, before, now))
         after = tuple(map(choose, (context.params + update, update), now, state.before))
         before = tuple(jnp.where(is_accepted, a, b) for a, b in zip(now, state.before, strict=True))
 
         number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
-        rejected = STEP_RESULTS.where(is_finite, STEP_RESULTS.rejected, STEP_RESULTS.restored)
+        rejected = STEP_RESULTS.where(is_sound, STEP_RESULTS.rejected, STEP_RESULTS.restored)
         rejected = STEP_RESULTS.where(rejections > self.max_rejections, STEP_RESULTS.too_many_rejections, rejected)
         info = Info(
             loss=context.loss,
@@ -234,7 +255,9 @@ class NaturalGradient:
             failures=found.failures,
             aux=None,
         )
-        state = state._replace(count=state.count + 1, last=after[1], before=before, rejections=rejections)
+        size = jnp.abs(context.loss).astype(state.scale.dtype)
+        scale = jnp.where(is_accepted, jnp.where(state.count == 0, size, 0.9 * state.scale + 0.1 * size), state.scale)
+        state = state._replace(count=state.count + 1, last=after[1], before=before, rejections=rejections, scale=scale)
         return after[0], state, info
 
     def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
@@ -244,9 +267,12 @@ class NaturalGradient:
         """The state of the damping, which at the first step may depend on the metric."""
         if not self.damping.needs_mean:
             return state.damping
-        start = lambda: self.damping.start(
-            state.damping, self.structure.mean_eigenvalue(solver, evaluation.parts, key).astype(float)
-        )
+        is_relative = self.damping.shape == "diagonal"
+
+        def start() -> PyTree:
+            mean = 1.0 if is_relative else self.structure.mean_eigenvalue(solver, evaluation.parts, key)
+            return self.damping.start(state.damping, jnp.asarray(mean, float))
+
         return jax.lax.cond(state.count == 0, start, lambda: state.damping)
 
     def _initial(self, trained: PyTree, fixed: PyTree, batch: Any) -> State:
@@ -258,7 +284,7 @@ class NaturalGradient:
         self.structure.check(added)
         structure = self.structure.init(evaluation.parts, jax.random.key(0), added)
         w = _tree.flatten(trained)[0]
-        return State(jnp.array(0), structure, damping, w, (w, w), jnp.array(0))
+        return State(jnp.array(0), structure, damping, w, (w, w), jnp.array(0), jnp.zeros(()))
 
     def _evaluate(self, problem: list[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)

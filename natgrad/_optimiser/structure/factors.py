@@ -1,8 +1,10 @@
 """Kronecker factors as a step measures them: on parts of batches, of one term or of several."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,14 +16,15 @@ from natgrad._blocks.choose import Rules, check_rules, choose
 from natgrad._blocks.diagonal import Zero
 from natgrad._blocks.kronecker import nearest
 from natgrad._metric.blocks import BlockMetric, Blocks
-from natgrad._metric.diagonal import draw, factor_columns
 from natgrad._metric.factored import Batch
 from natgrad._operator.base import AbstractBlock
+from natgrad._operator.eigen import EigenBlock
 from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._operator.place import Place
 from natgrad._optimiser.damping.base import Added
 from natgrad._optimiser.evaluation import Part
-from natgrad._types import Key, Output
+from natgrad._optimiser.structure.cotangents import columns_of, weighed
+from natgrad._types import Key
 
 
 class Measured(NamedTuple):
@@ -47,39 +50,6 @@ def measure(parts: Sequence[Part], key: Key | None, rules: Rules, num_samples: i
         assignments = choose(part.forward.trace, part.forward.routes, rules, {}, subject)
         found.append(Measured(Batch(part.forward, weighed(part, columns), part.example_weights()), assignments))
     return found
-
-
-def columns_of(part: Part, key: Key | None, num_samples: int, number: int) -> Output:
-    """Columns whose products with themselves sum to the metric of every output: exact, or drawn with a key."""
-    geometry = part.bound.term.objective.geometry
-    if key is None:
-        return factor_columns(geometry, part.z)
-    keys = keys_of_examples(key, num_samples, part.bound.batch.size, number)
-    return _tree.scale(num_samples**-0.5, draw(geometry, part.z, keys))
-
-
-def weighed(part: Part, columns: Output) -> Output:
-    """Columns times the roots of the weights of their examples and of their term."""
-    root = jnp.sqrt(jnp.asarray(part.weight, float))
-    examples = part.example_weights()
-    if examples is None:
-        return _tree.scale(root, columns)
-    each = root * jnp.sqrt(examples)
-    return jax.tree.map(lambda s: each.reshape(1, -1, *(1,) * (s.ndim - 2)).astype(s.dtype) * s, columns)
-
-
-def keys_of_examples(key: Key, num_samples: int, count: int, number: int) -> Key:
-    """A key for every draw and every example of a part. As by `jax.random.split`, but without drawing anything for it,
-    which would take a quarter of a second to compile."""
-    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    data, kind = (jax.random.key_data(key), jax.random.key_impl(key)) if is_typed else (key, "threefry2x32")
-    if data.shape != (2,):
-        keys = jax.random.split(jax.random.fold_in(key, number), num_samples * count)
-        return keys.reshape(num_samples, count, *keys.shape[1:])
-    numbers = jax.lax.iota(jnp.uint32, num_samples * count).reshape(num_samples, count)
-    # Any words make a key; a constant keeps these apart from the one that was given.
-    words = jnp.broadcast_to(data[0] ^ jnp.uint32(0x9E3779B9 + number), numbers.shape), data[1] ^ numbers
-    return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl=kind)
 
 
 def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]], subject: str) -> BlockMetric:
@@ -122,7 +92,15 @@ def _check_cover(places: Mapping[Place, Any], metric: BlockMetric, subject: str)
 def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
     if len(blocks) > 1 and isinstance(blocks[0], KroneckerBlock):
         return nearest([(block.A, block.G) for block in blocks if isinstance(block, KroneckerBlock)])
+    if isinstance(blocks[0], EigenBlock):
+        return with_values(blocks[0], _tree.sum_leaves([block.values for block in blocks]))  # pyright: ignore
     return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *blocks)
+
+
+def warn_of_fallbacks(metric: BlockMetric, subject: str) -> None:
+    found = [f"`{row.path}` is {row.structure} ({row.reason})" for row in metric.report().fallbacks]
+    if found:
+        warnings.warn(f"{subject}: {'; '.join(found)}. `report()` has the details.", stacklevel=4)
 
 
 def block_damping(metric: BlockMetric, added: Added, subject: str) -> Float[Array, " blocks"]:
@@ -138,3 +116,8 @@ def block_damping(metric: BlockMetric, added: Added, subject: str) -> Float[Arra
             )
         each.append(jnp.asarray(added.of_leaf(leaves[0]), float))
     return jnp.stack(each)
+
+
+def with_values(block: Any, values: Array) -> AbstractBlock:
+    """A block with other eigenvalues, in the same basis."""
+    return eqx.tree_at(lambda one: one.values, block, values)

@@ -15,7 +15,7 @@ from natgrad._operator.base import AbstractBlock
 from natgrad._optimiser.damping.base import Added
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due, zeros_like
-from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure
+from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure, warn_of_fallbacks
 
 
 class KFACState(NamedTuple):
@@ -141,6 +141,9 @@ class KFAC(AbstractStructure):
                 "`KFAC` cannot add `l2` to a metric that is damped relative to its diagonal: their sum is no Kronecker "
                 'product. Use `shape="identity"`, or `Exact`.'
             )
+
+    def inspect(self, state):
+        warn_of_fallbacks(state.average.total, "`KFAC`")
 
     def _is_factored(self, added: Added) -> bool:
         is_undamped = isinstance(added.strength, int | float) and added.strength == 0 and not any(added.l2)

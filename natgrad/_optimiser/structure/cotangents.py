@@ -1,0 +1,42 @@
+"""The cotangents of outputs from which statistics of the metric are computed."""
+
+import jax
+import jax.numpy as jnp
+
+from natgrad import _tree
+from natgrad._metric.diagonal import draw, factor_columns
+from natgrad._optimiser.evaluation import Part
+from natgrad._types import Key, Output
+
+
+def columns_of(part: Part, key: Key | None, num_samples: int, number: int) -> Output:
+    """Columns whose products with themselves sum to the metric of every output: exact, or drawn with a key."""
+    geometry = part.bound.term.objective.geometry
+    if key is None:
+        return factor_columns(geometry, part.z)
+    keys = keys_of_examples(key, num_samples, part.bound.batch.size, number)
+    return _tree.scale(num_samples**-0.5, draw(geometry, part.z, keys))
+
+
+def weighed(part: Part, columns: Output) -> Output:
+    """Columns times the roots of the weights of their examples and of their term."""
+    root = jnp.sqrt(jnp.asarray(part.weight, float))
+    examples = part.example_weights()
+    if examples is None:
+        return _tree.scale(root, columns)
+    each = root * jnp.sqrt(examples)
+    return jax.tree.map(lambda s: each.reshape(1, -1, *(1,) * (s.ndim - 2)).astype(s.dtype) * s, columns)
+
+
+def keys_of_examples(key: Key, num_samples: int, count: int, number: int) -> Key:
+    """A key for every draw and every example of a part. As by `jax.random.split`, but without drawing anything for it,
+    which would take a quarter of a second to compile."""
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    data, kind = (jax.random.key_data(key), jax.random.key_impl(key)) if is_typed else (key, "threefry2x32")
+    if data.shape != (2,):
+        keys = jax.random.split(jax.random.fold_in(key, number), num_samples * count)
+        return keys.reshape(num_samples, count, *keys.shape[1:])
+    numbers = jax.lax.iota(jnp.uint32, num_samples * count).reshape(num_samples, count)
+    # Any words make a key; a constant keeps these apart from the one that was given.
+    words = jnp.broadcast_to(data[0] ^ jnp.uint32(0x9E3779B9 + number), numbers.shape), data[1] ^ numbers
+    return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl=kind)

@@ -1,0 +1,74 @@
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad import _tree
+from natgrad._metric.running import RunningAverage, RunningState
+from natgrad._metric.samples import power_sum
+from natgrad._operator.base import reciprocal
+from natgrad._optimiser.info import STEP_RESULTS
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due, zeros_like
+from natgrad._optimiser.structure.cotangents import columns_of, weighed
+
+
+class DiagonalState(NamedTuple):
+    average: RunningState
+
+
+class Diagonal(AbstractStructure):
+    """The diagonal of the metric (see `diagonal`), averaged over steps.
+
+    **Arguments:**
+
+    - `decay`: of the running average.
+    - `update_every`: how many steps apart it is measured.
+    - `part`: on which fraction of every batch; examples take turns.
+    - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
+    """
+
+    decay: float = 0.95
+    update_every: int = 1
+    part: float = 1.0
+    num_samples: int = 1
+
+    def __check_init__(self):
+        check_periods(self)
+
+    @property
+    def has_sites(self):
+        return True
+
+    def init(self, parts, key, added):
+        return zeros_like(DiagonalState(RunningAverage(self.decay).init(self._measured(parts, key))))
+
+    def update(self, state, parts, key, moment, is_good):
+        new = lambda: RunningAverage(self.decay).update(state.average, self._measured(parts, key), is_good=is_good)
+        if self.update_every == 1:
+            return DiagonalState(new())
+        return DiagonalState(where_due(moment.is_due(self.update_every), new, state.average))
+
+    def mean_eigenvalue(self, state, parts, key):
+        return jnp.mean(_tree.flatten(self._entries(state))[0])
+
+    def direction(self, state, parts, covector, added):
+        flat, unflatten = _tree.flatten(covector)
+        entries = _tree.flatten(self._entries(state))[0]
+        damped = entries + jnp.asarray(added.entries(entries), entries.dtype)
+        vector = unflatten(flat * reciprocal(damped).astype(flat.dtype))
+        return Direction(vector, STEP_RESULTS.successful, jnp.array(0)), state
+
+    def diagonal(self, state, parts):
+        return self._entries(state)
+
+    def _entries(self, state: DiagonalState) -> PyTree:
+        return RunningAverage(self.decay).value(state.average)
+
+    def _measured(self, parts, key) -> PyTree:
+        squares = []
+        for number, part in enumerate(parts):
+            assert part.forward is not None
+            columns = weighed(part, columns_of(part, key, self.num_samples, number))
+            squares.append(_tree.scale(1 / part.bound.batch.size, power_sum(part.forward, columns)))
+        return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *squares)

@@ -1,0 +1,154 @@
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from natgrad._blocks.base import Assignment
+from natgrad._blocks.choose import Rules
+from natgrad._metric.blocks import BlockMetric
+from natgrad._metric.factored import corrected, is_corrected
+from natgrad._metric.running import RunningAverage, RunningState
+from natgrad._operator.base import AbstractBlock
+from natgrad._operator.eigen import EigenBlock
+from natgrad._operator.factor import Factor
+from natgrad._operator.kronecker import KroneckerBlock
+from natgrad._operator.place import Place
+from natgrad._optimiser.info import STEP_RESULTS
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due, zeros_like
+from natgrad._optimiser.structure.factors import (
+    Measured,
+    block_damping,
+    combined,
+    make_rules,
+    measure,
+    warn_of_fallbacks,
+    with_values,
+)
+from natgrad._types import Scalar
+
+
+class EKFACState(NamedTuple):
+    """The running average of the Kronecker factors; the metric in the eigenvectors of the last refresh, whose values are
+    a running average too; and the sum of its weights."""
+
+    average: RunningState
+    metric: BlockMetric
+    weight: Scalar
+
+
+class EKFAC(AbstractStructure):
+    r"""Eigenvalue-corrected Kronecker factors (see `ekfac`): eigenvectors of averaged factors, computed now and then, and
+    in them the second moments of gradients, averaged over steps. Damping is that of the step.
+
+    **Arguments:**
+
+    - `decay`, `refresh_every`, `update_every`, `part`, `num_samples`, `rules`: as for `KFAC`. Where the eigenvectors are
+      refreshed, second moments start from the eigenvalues of the factors.
+    """
+
+    decay: float
+    refresh_every: int
+    update_every: int
+    part: float
+    num_samples: int
+    rules: Rules
+
+    def __init__(
+        self,
+        decay: float = 0.95,
+        refresh_every: int = 10,
+        *,
+        update_every: int = 1,
+        part: float = 1.0,
+        num_samples: int = 1,
+        **rules: Any,
+    ):
+        self.decay, self.refresh_every, self.update_every = decay, refresh_every, update_every
+        self.part, self.num_samples = part, num_samples
+        self.rules = make_rules("eigenvalue-corrected", rules, "`EKFAC`")
+        check_periods(self)
+
+    @property
+    def has_sites(self):
+        return True
+
+    def init(self, parts, key, added):
+        factors = self._factors(self._measured(parts, key))
+        metric = _decomposed(factors)
+        return zeros_like(EKFACState(RunningAverage(self.decay).init(factors), metric, jnp.zeros(())))
+
+    def update(self, state, parts, key, moment, is_good):
+        def new():
+            measured = self._measured(parts, key)
+            average = RunningAverage(self.decay).update(state.average, self._factors(measured), is_good=is_good)
+            start = lambda: (_decomposed(RunningAverage(self.decay).value(average)), average.weight)
+            metric, weight = where_due(moment.is_due(self.refresh_every), start, (state.metric, state.weight))
+            return EKFACState(average, *self._corrected(metric, weight, measured, is_good))
+
+        return new() if self.update_every == 1 else where_due(moment.is_due(self.update_every), new, state)
+
+    def mean_eigenvalue(self, state, parts, key):
+        return state.metric.trace() / state.metric.in_size()
+
+    def direction(self, state, parts, covector, added):
+        operator = state.metric.operator
+        damping = block_damping(state.metric, added, "`EKFAC`")
+        inverse = operator.replaced([block.inverted([], damping[k]) for k, block in enumerate(operator.blocks)])
+        return Direction(inverse.mv(covector), STEP_RESULTS.successful, jnp.array(0)), state
+
+    def check(self, added):
+        if added.is_relative:
+            raise ValueError(
+                "`EKFAC` cannot be damped relative to the diagonal of the metric, which is not diagonal in its "
+                'eigenvectors. Use `shape="identity"`, or `KFAC`.'
+            )
+
+    def inspect(self, state):
+        warn_of_fallbacks(state.average.total, "`EKFAC`")
+
+    def _corrected(
+        self, metric: BlockMetric, weight: Scalar, measured: list[Measured], is_good: Any
+    ) -> tuple[BlockMetric, Scalar]:
+        """The metric with the second moments of this step, in its eigenvectors, among its values."""
+        basis = dict(zip(metric.operator.places, metric.operator.blocks, strict=True))
+        own = [Measured(one.batch, [_in_basis(each, basis) for each in one.assignments]) for one in measured]
+        fresh = combined(own, [one.batch.blocks(one.assignments) for one in own], "`EKFAC`")
+        total = self.decay * weight + 1
+        mixed = lambda old, new: jnp.where(is_good, (self.decay * weight * old + new) / total, old)
+        pairs = zip(metric.operator.blocks, fresh.operator.blocks, strict=True)
+        blocks = [with_values(old, mixed(old.values, values_in(old, new))) for old, new in pairs]
+        corrected = BlockMetric(metric.operator.replaced(blocks), metric.report(), metric.num_examples)
+        return corrected, jnp.where(is_good, total, weight)
+
+    def _factors(self, measured: list[Measured]) -> BlockMetric:
+        return combined(measured, [one.batch.blocks(one.assignments) for one in measured], "`EKFAC`")
+
+    def _measured(self, parts, key) -> list[Measured]:
+        return measure(parts, key, self.rules, self.num_samples, "`EKFAC`")
+
+
+def _decomposed(metric: BlockMetric) -> BlockMetric:
+    operator = metric.operator.function(lambda values: values)
+    return BlockMetric(operator, metric.report(), metric.num_examples)
+
+
+def _in_basis(assignment: Assignment, basis: dict[Place, AbstractBlock]) -> Assignment:
+    block = basis[assignment.place]
+    if not is_corrected(assignment) or not isinstance(block, EigenBlock):
+        return assignment
+    return corrected(assignment, block.input_basis, block.output_basis)
+
+
+def values_in(basis: AbstractBlock, block: AbstractBlock) -> Array:
+    """The diagonal of a block in the eigenvectors of another."""
+    if not isinstance(basis, EigenBlock) or isinstance(block, EigenBlock):
+        return block.values
+    if isinstance(block, KroneckerBlock):
+        A, G = _rotated(basis.input_basis, block.A), _rotated(basis.output_basis, block.G)
+        return A[:, :, None] * G[:, None, :]
+    return _rotated(basis.input_basis, block.matrix[:, None])[:, :, None]
+
+
+def _rotated(basis: Factor, factor: Factor) -> Float[Array, "g d"]:
+    r"""The diagonal of $Q^\top F Q$."""
+    return jnp.einsum("gbij,gbik,gbkj->gbj", basis, factor, basis).reshape(len(basis), -1)

@@ -1,0 +1,111 @@
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad import _tree
+from natgrad._geometry.base import AbstractGeometry, Scaled
+from natgrad._metric.base import AbstractMetric
+from natgrad._metric.output import ExactOutputMetric, SameGeometry
+from natgrad._metric.pullback import PullbackMetric
+from natgrad._metric.rescaled import RescaledMetric
+from natgrad._optimiser.damping.base import Added
+from natgrad._optimiser.evaluation import Part
+from natgrad._optimiser.info import STEP_RESULTS
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part
+from natgrad._solve.auto import Auto
+from natgrad._solve.base import AbstractSolver
+from natgrad._solve.cg import CG
+from natgrad._solve.solve import solve
+
+
+class ExactState(NamedTuple):
+    """The last solution, from which conjugate gradients start."""
+
+    last: PyTree
+
+
+class Weighed(eqx.Module):
+    """The geometry of every example, times its weight."""
+
+    geometry: AbstractGeometry
+
+    def __call__(self, weight: Any) -> AbstractGeometry:
+        return Scaled(self.geometry, weight)
+
+
+class Exact(AbstractStructure):
+    """The exact metric of every batch, never formed unless the solver forms it; nothing is averaged over steps.
+
+    **Arguments:**
+
+    - `solver`: `CG()`, which starts from the last solution, `SampleSpace()`, `Cholesky()`, `PseudoInverse()`; by default
+      `Auto()`, which picks by sizes.
+    - `part`: on which fraction of every batch the metric is measured; examples take turns.
+    """
+
+    solver: AbstractSolver = Auto()
+    part: float = 1.0
+
+    def __check_init__(self):
+        check_part(self)
+        if not isinstance(self.solver, AbstractSolver):
+            raise TypeError(f"`Exact` needs a solver, such as `CG()`, but got `{type(self.solver).__name__}`.")
+
+    def init(self, parts, key, added):
+        like = parts[0].linearisation.structure
+        keeps_last = isinstance(self.solver, CG)
+        return ExactState(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like) if keeps_last else None)
+
+    def update(self, state, parts, key, moment, is_good):
+        return state
+
+    def mean_eigenvalue(self, state, parts, key):
+        """From one sample, whose squared length has the trace for its mean."""
+        draw = _tree.flatten(metric_of(parts).sample(jax.random.key(0) if key is None else key))[0]
+        return jnp.sum(draw**2) / draw.size
+
+    def direction(self, state, parts, covector, added):
+        metric = metric_of(parts)
+        scales = self._scales(metric, added)
+        if scales is not None:
+            metric = RescaledMetric(metric, scales)
+        inside = metric.scaled if isinstance(metric, RescaledMetric) else lambda tree: tree
+        solver = self.solver
+        if isinstance(solver, CG):
+            solver = eqx.tree_at(lambda cg: cg.initial, solver, state.last, is_leaf=lambda leaf: leaf is None)
+        damping = 1.0 if scales is not None else added.of_leaf(0)
+        solution = solve(metric, inside(covector), damping=damping, solver=solver)
+        result = STEP_RESULTS.promote(solution.result)
+        is_finite = jnp.isfinite(_tree.vdot(solution.value, solution.value))
+        kept = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, 0.0), solution.value)
+        state = ExactState(None if state.last is None else kept)
+        return Direction(inside(solution.value), result, jnp.array(0)), state
+
+    def diagonal(self, state, parts):
+        return metric_of(parts).diagonal()
+
+    def _scales(self, metric: AbstractMetric, added: Added) -> PyTree | None:
+        """The units in which what is added is the identity, unless it is a multiple of it already."""
+        if added.is_uniform:
+            return None
+        flat, unflatten = _tree.flatten(metric._zeros())
+        diagonal = _tree.flatten(metric.diagonal())[0] if added.is_relative else None
+        entries = jnp.broadcast_to(added.entries(diagonal), flat.shape)
+        return unflatten(jnp.where(entries > 0, jax.lax.rsqrt(jnp.where(entries > 0, entries, 1.0)), 0.0))
+
+
+def metric_of(parts: Sequence[Part]) -> AbstractMetric:
+    """The exact metric of all parts."""
+    each = []
+    for part in parts:
+        geometry, weights = part.bound.term.objective.geometry, part.example_weights()
+        of_example = SameGeometry(geometry) if weights is None else Weighed(geometry)
+        output = ExactOutputMetric(of_example, part.z, weights)
+        source = _tree.as_callable(part.bound.model), part.params, part.bound.batch.x
+        each.append((part.weight, PullbackMetric(part.linearisation, output, source)))
+    scaled = [metric if isinstance(w, int | float) and w == 1 else w * metric for w, metric in each]
+    return scaled[0] if len(scaled) == 1 else sum(scaled[1:], start=scaled[0])
