@@ -68,6 +68,9 @@ from natgrad._metric.pullback import pullback as pullback
 from natgrad._metric.running import RunningAverage as RunningAverage
 
 # Optimisers
+from natgrad._optimiser.checkpoint import Checkpoints as Checkpoints
+from natgrad._optimiser.checkpoint import load_checkpoint as load_checkpoint
+from natgrad._optimiser.checkpoint import save_checkpoint as save_checkpoint
 from natgrad._optimiser.damping.constant import ConstantDamping as ConstantDamping
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt as LevenbergMarquardt
 from natgrad._optimiser.info import STEP_RESULTS as STEP_RESULTS
@@ -79,6 +82,8 @@ from natgrad._optimiser.natural_gradient import NaturalGradient as NaturalGradie
 from natgrad._optimiser.natural_gradient import State as State
 from natgrad._optimiser.objective import LeastSquares as LeastSquares
 from natgrad._optimiser.objective import Objective as Objective
+from natgrad._optimiser.optax import as_optax as as_optax
+from natgrad._optimiser.optax import scale_by_natural_gradient as scale_by_natural_gradient
 from natgrad._optimiser.problem import Term as Term
 from natgrad._optimiser.problem import Terms as Terms
 from natgrad._optimiser.step.constant import ConstantStep as ConstantStep

@@ -117,7 +117,8 @@ def check_examples(model: Callable, params: PyTree, x: PyTree, z: Output, subjec
 
 def check_independent(model: Callable, params: PyTree, x: PyTree, subject: str) -> None:
     """`check_examples` by the first two examples of a batch, compiled; nothing is refused that cannot be run so."""
-    if x is None or not is_concrete((params, x)) or num_examples(x, subject) < 2:
+    shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((params, x)))
+    if x is None or shapes or not is_concrete((params, x)) or num_examples(x, subject) < 2:
         return
     pair = jax.tree.map(lambda leaf: leaf[:2], x)
     try:

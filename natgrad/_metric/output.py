@@ -67,7 +67,7 @@ class LossGeometry(eqx.Module):
 class ExactOutputMetric(AbstractOutputMetric):
     """The metric of a geometry at each output."""
 
-    geometry_of: SameGeometry | LossGeometry
+    geometry_of: Callable[[PyTree], AbstractGeometry]
     z: Output
     targets: PyTree
 

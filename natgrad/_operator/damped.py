@@ -60,8 +60,8 @@ def invert(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"]) ->
         block.inverted([next(each) for _ in own], damping[k])
         for k, (block, own) in enumerate(zip(blocks, matrices, strict=True))
     ]
-    is_own = (layout.block[layout.factor][None, :] == np.arange(len(blocks))[:, None]).astype(float)
-    of_block = lambda flags: jnp.asarray(is_own) @ (1.0 - flags) == 0
+    is_own = (layout.block[layout.factor][None, :] == np.arange(len(blocks))[:, None]).astype(np.float32)
+    of_block = lambda flags: jnp.asarray(is_own) @ (~flags).astype(is_own.dtype) == 0
     return Inverted(inverted, of_block(is_definite), of_block(is_finite) & _are_finite(blocks, damping))
 
 

@@ -13,9 +13,8 @@ def check_types(**parts: tuple[Any, type, str]) -> None:
     for name, (given, kind, examples) in parts.items():
         if not isinstance(given, kind):
             hint = f" Write `{given.__name__}()`." if isinstance(given, type) and issubclass(given, kind) else ""
-            raise TypeError(
-                f"`NaturalGradient` needs `{name}` to be {examples}, but got `{getattr(given, '__name__', type(given).__name__)}`.{hint}"
-            )
+            shown = getattr(given, "__name__", type(given).__name__)
+            raise TypeError(f"`NaturalGradient` needs `{name}` to be {examples}, but got `{shown}`.{hint}")
 
 
 def check_together(
@@ -37,13 +36,13 @@ def check_together(
         )
     if isinstance(momentum, HeavyBall) and step.compares_losses:
         raise ValueError(
-            f"`{rule}` searches along one direction, to which `HeavyBall` would add another that it has not looked at. Use "
-            "`Spring`, which changes the direction itself, or `NoMomentum`."
+            f"`{rule}` searches along one direction, to which `HeavyBall` would add another that it has not looked at. "
+            "Use `Spring`, which changes the direction itself, or `NoMomentum`."
         )
     if isinstance(momentum, Spring) and _is_zero(damping) and not has_l2:
         raise ValueError(
-            "`Spring` keeps the last update where damping decides, and `ConstantDamping(0.0)` decides nowhere. Give some "
-            "damping, or use `NoMomentum`."
+            "`Spring` keeps the last update where damping decides, and `ConstantDamping(0.0)` decides nowhere. Give "
+            "some damping, or use `NoMomentum`."
         )
     if weight_decay < 0:
         raise ValueError(f"`NaturalGradient` needs a `weight_decay` of at least 0, but got {weight_decay}.")

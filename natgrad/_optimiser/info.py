@@ -20,11 +20,14 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "step is shorter; otherwise lower the learning rate or raise the damping."
     )
     too_many_rejections = (
-        "More steps in a row were rejected than `max_rejections` allows. Likely causes: (a) NaN in the data; (b) a loss "
-        "that is at its minimum up to rounding; (c) a gradient that is not that of the loss (a custom rule); (d) a "
-        "learning rate or a damping that cannot work."
+        "More steps in a row were rejected than `max_rejections` allows. Likely causes: (a) NaN in the data; (b) a "
+        "loss that is at its minimum up to rounding; (c) a gradient that is not that of the loss (a custom rule); (d) "
+        "a learning rate or a damping that cannot work."
     )
-    kept_inverse = "Some factor could not be inverted, and the previous inverse was used for it. Raise the damping, or use float64."
+    kept_inverse = (
+        "Some factor could not be inverted as it was: its damping was raised above rounding, or the previous inverse was "
+        "used for it. Raise the damping, or use float64."
+    )
 
 
 class Info(NamedTuple):

@@ -27,8 +27,8 @@ class NoMomentum(AbstractMomentum):
 
 
 class HeavyBall(AbstractMomentum):
-    r"""The last update is added again, times `decay`: a number or a schedule from optax. With `None` the step rule finds
-    the factor, which `QuadraticModel` can."""
+    r"""The last update is added again, times `decay`: a number or a schedule from optax. With `None` the step rule
+    finds the factor, which `QuadraticModel` can."""
 
     decay: Any = 0.9
 

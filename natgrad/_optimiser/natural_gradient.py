@@ -28,7 +28,6 @@ from natgrad._optimiser.structure.base import AbstractStructure, Direction, Mome
 from natgrad._optimiser.structure.kfac import KFAC
 from natgrad._types import Key, Scalar
 
-
 # How many times the usual loss counts as divergence.
 DIVERGING = 10.0
 
@@ -47,12 +46,17 @@ class State(NamedTuple):
     scale: Scalar
 
 
+def is_floating(leaf: Any) -> bool:
+    """Whether a leaf is a floating-point array, or the shape of one."""
+    return hasattr(leaf, "shape") and jnp.issubdtype(getattr(leaf, "dtype", int), jnp.floating)
+
+
 class NaturalGradient:
     r"""An optimiser that follows the natural gradient $-(G + D)^{-1}g$ of a problem.
 
-    Steps are pure functions: `jax.jit(opt.step)` is traced once, and works inside `jax.lax.scan`. By default nothing has
-    to be tuned as long as batches are large: damping starts at the mean eigenvalue of the metric and follows how well
-    steps are predicted, and their size and momentum minimise the quadratic model. For small batches, use
+    Steps are pure functions: `jax.jit(opt.step)` is traced once, and works inside `jax.lax.scan`. By default nothing
+    has to be tuned as long as batches are large: damping starts at the mean eigenvalue of the metric and follows how
+    well steps are predicted, and their size and momentum minimise the quadratic model. For small batches, use
     `step=KLClip()`.
 
     **Arguments:**
@@ -79,14 +83,14 @@ class NaturalGradient:
         self,
         model: Any,
         objective: Any = None,
-        structure: AbstractStructure | None = None,
-        damping: AbstractDamping | None = None,
-        step: AbstractStep | None = None,
-        momentum: AbstractMomentum | None = None,
+        structure: Any = None,
+        damping: Any = None,
+        step: Any = None,
+        momentum: Any = None,
         *,
         l2: float | Mapping[str, float] = 0.0,
         weight_decay: float = 0.0,
-        trainable: Any = eqx.is_inexact_array,
+        trainable: Any = is_floating,
         has_aux: bool = False,
         micro_batches: int = 1,
         max_rejections: int = 10,
@@ -125,7 +129,8 @@ class NaturalGradient:
         if self.check:
             for bound in self._bind(fixed, batch):
                 check_independent(bound.model, trained, bound.batch.x, "`NaturalGradient.init`")
-        shapes = jax.eval_shape(self._initial, _tree.structure(trained), fixed, batch)
+        initial = lambda trained, batch: self._initial(trained, fixed, batch)
+        shapes = jax.eval_shape(initial, _tree.structure(trained), batch)
         self.structure.inspect(shapes.structure)
         # By NumPy, which compiles nothing.
         return jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), shapes)
@@ -136,12 +141,19 @@ class NaturalGradient:
         `batch` is `(x, y)` or `(x, y, weights)`, of `Terms` a mapping to these. With a `key` cotangents are drawn where
         the structure needs some; without, backward passes are exact."""
         trained, fixed = self._partition(params)
-        problem = self._bind(fixed, batch)
-        evaluation = self._evaluate(problem, trained, state.count)
-        loss, gradient = loss_and_gradient(problem, evaluation, trained, self.micro_batches)
-        trained, state, info = self._advance(problem, trained, state, evaluation, loss, gradient, key)
-        aux = self._aux(params, batch) if self.has_aux else None
-        return eqx.combine(trained, fixed), state, info._replace(aux=aux)
+        _, after, state, info = self._advance(trained, fixed, None, state, batch, key)
+        return eqx.combine(_tree.flatten(trained)[1](after), fixed), state, info
+
+    def update(
+        self, gradient: PyTree, state: State, params: PyTree, batch: Any, key: Key | None = None
+    ) -> tuple[PyTree, State, Info]:
+        """As `step`, for a gradient that is given (before `l2` is added to it) instead of that of the problem. Returns
+        what to add to the parameters in place of new ones; leaves that are not trained stay as they are in
+        `gradient`."""
+        trained, fixed = self._partition(params)
+        own, others = eqx.partition(gradient, jax.tree.map(lambda leaf: leaf is not None, trained, is_leaf=_is_none))
+        before, after, state, info = self._advance(trained, fixed, own, state, batch, key)
+        return eqx.combine(_tree.flatten(trained)[1](after - before), others), state, info
 
     def report(self, state: State) -> StructureReport:
         """The structure that every parameter got, for `KFAC` and `EKFAC`."""
@@ -156,27 +168,25 @@ class NaturalGradient:
     # Their parts -----------------------------------------------------------------------------------------
 
     def _advance(
-        self,
-        problem: list[Bound],
-        params: PyTree,
-        state: State,
-        evaluation: Evaluation,
-        loss: Scalar,
-        gradient: Vector,
-        key: Key | None,
-    ) -> tuple[PyTree, State, Info]:
+        self, params: PyTree, fixed: PyTree, given: PyTree | None, state: State, batch: Any, key: Key | None
+    ) -> tuple[Vector, Vector, State, Info]:
+        """The parameters before and after the step, as vectors, the new state, and what happened."""
+        problem = self._bind(fixed, batch)
+        evaluation = self._evaluate(problem, params, state.count)
+        loss, gradient = loss_and_gradient(problem, evaluation, params, self.micro_batches)
         # Everything from here on is done with vectors: one operation instead of one for every parameter.
         w, unflatten = _tree.flatten(params)
-        g = gradient.astype(w.dtype)
+        g = (gradient if given is None else _tree.flatten(given)[0]).astype(w.dtype)
         names, sizes = _names(params), tuple(leaf.size for leaf in jax.tree.leaves(params))
         l2 = self._l2(names)
         added = self.damping.added(0.0, l2, names, sizes)
-        penalties = added.penalties()
-        penalty = lambda w: dot(w, penalties * w) / 2 if any(l2) else 0.0
-        loss = loss + penalty(w)
-        g = g + penalties * w if any(l2) else g
+        penalties = jnp.asarray(added.penalties(), w.dtype)
+        penalty = lambda w: (dot(w, penalties * w) / 2).astype(loss.dtype)
+        if any(l2):
+            loss, g = loss + penalty(w), g + penalties * w
         # A loss far above those before, unless the last step went back because of one.
-        is_diverging = (loss > DIVERGING * state.scale) & (state.count > 0) & (state.rejections == 0)
+        is_far = loss.astype(state.scale.dtype) > DIVERGING * state.scale
+        is_diverging = is_far & (state.count > 0) & (state.rejections == 0)
         is_sound = jnp.isfinite(loss) & jnp.isfinite(dot(g, g)) & ~is_diverging
         moment = Moment(state.count, state.rejections > 0)
 
@@ -186,20 +196,22 @@ class NaturalGradient:
         self.structure.check(added)
         solver = self.structure.refresh(solver, added, moment)
         diagonal = self._diagonal(solver, evaluation) if added.is_relative else None
-        entries = added.entries(diagonal)
+        entries = jnp.asarray(added.entries(diagonal), w.dtype)
         covector = unflatten(self.momentum.covector(g, state.last, entries))
         found, solver = self.structure.direction(solver, evaluation.parts, covector, added)
         direction = -_tree.flatten(found.vector)[0].astype(w.dtype)
 
         momentum = self.momentum.coefficient(state.count)
-        loss_of = lambda w: loss_at(problem, unflatten(w), self.micro_batches) + penalty(w)
+        plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
+        loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
         context = Context(
             w, loss, g, direction, state.last, momentum, state.count, entries, penalties, evaluation, unflatten, loss_of
         )
         proposal = self._proposed(context)
-        w, state, info = self._concluded(context, proposal, found, added, state, is_sound)
+        after, new, info = self._concluded(context, proposal, found, added, state, is_sound)
         damping = self.damping.update(strengths, Outcome.of(info, state.count))
-        return unflatten(w), state._replace(structure=solver, damping=damping), info
+        aux = self._aux(eqx.combine(params, fixed), batch) if self.has_aux else None
+        return w, after, new._replace(structure=solver, damping=damping), info._replace(aux=aux)
 
     def _proposed(self, context: Context) -> Proposal:
         """The step that the rule would take, with what damping has to know about it."""
@@ -232,9 +244,11 @@ class NaturalGradient:
         rejections = jnp.where(is_accepted, 0, state.rejections + 1)
         can_go_back = ~is_sound & (state.count > 0)
         now = context.params, state.last
-        choose = lambda new, now, before: jnp.where(is_accepted, new, jnp.where(can_go_back, before, now))
-        after = tuple(map(choose, (context.params + update, update), now, state.before))
-        before = tuple(jnp.where(is_accepted, a, b) for a, b in zip(now, state.before, strict=True))
+        choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
+        after = choose(context.params + update, state.before[0], context.params)
+        last = choose(update, state.before[1], state.last)
+        is_new = is_accepted | (state.count == 0)
+        before = tuple(jnp.where(is_new, a, b) for a, b in zip(now, state.before, strict=True))
 
         number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
         rejected = STEP_RESULTS.where(is_sound, STEP_RESULTS.rejected, STEP_RESULTS.restored)
@@ -257,8 +271,8 @@ class NaturalGradient:
         )
         size = jnp.abs(context.loss).astype(state.scale.dtype)
         scale = jnp.where(is_accepted, jnp.where(state.count == 0, size, 0.9 * state.scale + 0.1 * size), state.scale)
-        state = state._replace(count=state.count + 1, last=after[1], before=before, rejections=rejections, scale=scale)
-        return after[0], state, info
+        state = state._replace(count=state.count + 1, last=last, before=before, rejections=rejections, scale=scale)
+        return after, state, info
 
     def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
         return _tree.flatten(self.structure.diagonal(solver, evaluation.parts))[0]
@@ -322,3 +336,7 @@ def _names(params: PyTree) -> tuple[str, ...]:
 def _is_no_worse(loss_after: Scalar, loss: Scalar) -> Bool[Array, ""]:
     """Whether a loss has not risen by more than rounding."""
     return loss_after <= loss + 10 * jnp.finfo(loss.dtype).eps * jnp.abs(loss)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None

@@ -36,9 +36,11 @@ class Objective(AbstractObjective):
     _loss: Callable
     _geometry: AbstractGeometry
 
-    def __init__(self, loss: Callable, geometry: AbstractGeometry):
+    def __init__(self, loss: Any, geometry: Any):
         if not callable(loss):
-            raise TypeError(f"`Objective` needs a function `loss(z, y)` of one example, but got {type(loss).__name__}.")
+            raise TypeError(
+                f"`Objective` needs a function `loss(z, y)` of one example, but got `{type(loss).__name__}`."
+            )
         if not isinstance(geometry, AbstractGeometry):
             raise TypeError(
                 f"`Objective` needs a geometry, such as `Euclidean()`, but got `{type(geometry).__name__}`. Write "

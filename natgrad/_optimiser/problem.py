@@ -24,7 +24,7 @@ class Term(eqx.Module):
     objective: AbstractObjective
     weight: Any
 
-    def __init__(self, model: Callable, objective: Any, weight: Any = 1.0):
+    def __init__(self, model: Any, objective: Any, weight: Any = 1.0):
         if not callable(model):
             raise TypeError(f"`Term` needs a function `model(params, x)`, but got `{type(model).__name__}`.")
         if is_concrete(weight) and not weight > 0:

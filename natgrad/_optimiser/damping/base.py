@@ -43,7 +43,8 @@ class Added(NamedTuple):
         if not self.is_relative:
             return fixed
         assert diagonal is not None
-        return fixed + self._spread([self.strength * m for m in self.multipliers]).astype(diagonal.dtype) * diagonal
+        relative = self._spread([self.strength * m for m in self.multipliers])
+        return (fixed + relative * diagonal.astype(fixed.dtype)).astype(diagonal.dtype)
 
     def penalties(self) -> Any:
         """The `l2` coefficient of every entry, one number if they are the same."""

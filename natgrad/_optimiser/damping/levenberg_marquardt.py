@@ -14,8 +14,8 @@ class LevenbergMarquardtState(NamedTuple):
 
 class LevenbergMarquardt(AbstractDamping):
     r"""Damping that follows how well steps are predicted: every so many steps the decrease of the loss is compared with
-    that of the quadratic model, and damping falls by $\omega = $ `decay`$^{every}$ if their ratio is above `high`, rises
-    by $1/\omega$ if it is below `low`. A rejected step raises it by `growth` at once.
+    that of the quadratic model, and damping falls by $\omega = $ `decay`$^{every}$ if their ratio is above `high`,
+    rises by $1/\omega$ if it is below `low`. A rejected step raises it by `growth` at once.
 
     **Arguments:**
 

@@ -15,8 +15,8 @@ from natgrad._types import Scalar
 
 
 class Context(NamedTuple):
-    """What a step rule may look at: the point, the natural gradient (downhill) and the last update, all as vectors; what
-    is added to the diagonal of the metric, in all and by `l2`; and the problem."""
+    """What a step rule may look at: the point, the natural gradient (downhill) and the last update, all as vectors;
+    what is added to the diagonal of the metric, in all and by `l2`; and the problem."""
 
     params: Vector
     loss: Scalar

@@ -28,8 +28,8 @@ from natgrad._types import Scalar
 
 
 class EKFACState(NamedTuple):
-    """The running average of the Kronecker factors; the metric in the eigenvectors of the last refresh, whose values are
-    a running average too; and the sum of its weights."""
+    """The running average of the Kronecker factors; the metric in the eigenvectors of the last refresh, whose values
+    are a running average too; and the sum of its weights."""
 
     average: RunningState
     metric: BlockMetric
@@ -37,13 +37,13 @@ class EKFACState(NamedTuple):
 
 
 class EKFAC(AbstractStructure):
-    r"""Eigenvalue-corrected Kronecker factors (see `ekfac`): eigenvectors of averaged factors, computed now and then, and
-    in them the second moments of gradients, averaged over steps. Damping is that of the step.
+    r"""Eigenvalue-corrected Kronecker factors (see `ekfac`): eigenvectors of averaged factors, computed now and then,
+    and in them the second moments of gradients, averaged over steps. Damping is that of the step.
 
     **Arguments:**
 
-    - `decay`, `refresh_every`, `update_every`, `part`, `num_samples`, `rules`: as for `KFAC`. Where the eigenvectors are
-      refreshed, second moments start from the eigenvalues of the factors.
+    - `decay`, `refresh_every`, `update_every`, `part`, `num_samples`, `rules`: as for `KFAC`. Where the eigenvectors
+      are refreshed, second moments start from the eigenvalues of the factors.
     """
 
     decay: float

@@ -42,12 +42,12 @@ class Exact(AbstractStructure):
 
     **Arguments:**
 
-    - `solver`: `CG()`, which starts from the last solution, `SampleSpace()`, `Cholesky()`, `PseudoInverse()`; by default
-      `Auto()`, which picks by sizes.
+    - `solver`: `CG()`, which starts from the last solution, `SampleSpace()`, `Cholesky()`, `PseudoInverse()`; by
+      default `Auto()`, which picks by sizes.
     - `part`: on which fraction of every batch the metric is measured; examples take turns.
     """
 
-    solver: AbstractSolver = Auto()
+    solver: Any = Auto()
     part: float = 1.0
 
     def __check_init__(self):

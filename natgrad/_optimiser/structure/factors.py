@@ -104,17 +104,18 @@ def warn_of_fallbacks(metric: BlockMetric, subject: str) -> None:
 
 
 def block_damping(metric: BlockMetric, added: Added, subject: str) -> Float[Array, " blocks"]:
-    """What is added to the diagonal of every block."""
+    """What is added to the diagonal of every block, in units of that diagonal where it is relative to it."""
     names = list(metric.report())
     each = []
     for place in metric.operator.places:
         leaves = [part.leaf for part in place.parts]
         if len({(added.multipliers[leaf], added.l2[leaf]) for leaf in leaves}) > 1:
             raise ValueError(
-                f"{subject}: {', '.join(f'`{names[leaf]}`' for leaf in leaves)} share a block, but have different damping "
-                'multipliers or `l2`. Give them the same, or keep biases in blocks of their own with `bias="separate"`.'
+                f"{subject}: {', '.join(f'`{names[leaf]}`' for leaf in leaves)} share a block, but have different "
+                'damping multipliers or `l2`. Give them the same, or keep biases in their own blocks with `bias="separate"`.'
             )
-        each.append(jnp.asarray(added.of_leaf(leaves[0]), float))
+        relative = added.strength * added.multipliers[leaves[0]]
+        each.append(jnp.asarray(relative if added.is_relative else added.of_leaf(leaves[0]), float))
     return jnp.stack(each)
 
 

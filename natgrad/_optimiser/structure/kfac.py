@@ -19,8 +19,8 @@ from natgrad._optimiser.structure.factors import block_damping, combined, make_r
 
 
 class KFACState(NamedTuple):
-    """The running average of the metric; its inverse or its eigenvectors, as of the last refresh; the units of parameters
-    in which that is; and how often a block could not be inverted."""
+    """The running average of the metric; its inverse or its eigenvectors, as of the last refresh; the units of
+    parameters in which that is; and how often a block could not be inverted."""
 
     average: RunningState
     inverse: Blocks

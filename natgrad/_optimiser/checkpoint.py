@@ -1,0 +1,178 @@
+"""Trees of arrays on disk: complete or not there, and never silently another tree."""
+
+import json
+import os
+import re
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jaxtyping import PyTree
+
+# What is written into every file, and raised whenever its form changes.
+FORMAT, VERSION = "natgrad checkpoint", 1
+
+
+def save_checkpoint(path: str | os.PathLike, tree: PyTree) -> None:
+    """Write a tree of arrays, random keys and numbers to a file, such as `(params, state)`.
+
+    The file appears under its name only when all of it has reached the disk, so that an interrupted write leaves what
+    was there before."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    described, payload = [], {}
+    for number, (key_path, leaf) in enumerate(leaves):
+        array, kind = _as_numpy(leaf)
+        described.append(
+            {"path": jax.tree_util.keystr(key_path), "dtype": str(array.dtype), "shape": array.shape, "key": kind}
+        )
+        payload[f"leaf{number}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    header = json.dumps({"format": FORMAT, "version": VERSION, "leaves": described})
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, header=np.frombuffer(header.encode(), np.uint8), **payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    _sync_directory(target.parent)
+
+
+def load_checkpoint(path: str | os.PathLike, like: PyTree) -> PyTree:
+    """The tree in a file, which must have the structure, shapes and dtypes of `like` (arrays or their shapes), and is
+    put on the same devices."""
+    header, payload = _read(Path(path))
+    wanted, treedef = jax.tree_util.tree_flatten_with_path(like)
+    _check_same(header["leaves"], wanted, path)
+    found = []
+    for number, (described, (_, leaf)) in enumerate(zip(header["leaves"], wanted, strict=True)):
+        raw = payload[f"leaf{number}"].tobytes()
+        array = np.frombuffer(raw, _dtype(described["dtype"])).reshape(described["shape"])
+        found.append(_like_leaf(array, described["key"], leaf))
+    return jax.tree.unflatten(treedef, found)
+
+
+class Checkpoints:
+    """A directory of checkpoints, one for every step that was saved, of which the newest `keep` stay."""
+
+    def __init__(self, directory: str | os.PathLike, keep: int = 3):
+        if keep < 1:
+            raise ValueError(f"`Checkpoints` needs to `keep` at least 1, but got {keep}.")
+        self.directory, self.keep = Path(directory), keep
+
+    def save(self, step: int, tree: PyTree) -> Path:
+        path = self.directory / f"step-{step:09d}.npz"
+        save_checkpoint(path, tree)
+        for old in self.steps()[: -self.keep]:
+            (self.directory / f"step-{old:09d}.npz").unlink(missing_ok=True)
+        return path
+
+    def steps(self) -> list[int]:
+        """The steps that were saved and kept, in order."""
+        if not self.directory.is_dir():
+            return []
+        matches = (re.fullmatch(r"step-(\d{9,})\.npz", path.name) for path in self.directory.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def restore(self, like: PyTree, step: int | None = None) -> tuple[int, PyTree]:
+        """The newest step, or the one that is given, and its tree."""
+        steps = self.steps()
+        if not steps or (step is not None and step not in steps):
+            what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise FileNotFoundError(f"There is {what} in `{self.directory}`. Steps there: {steps or 'none'}.")
+        chosen = steps[-1] if step is None else step
+        try:
+            return chosen, load_checkpoint(self.directory / f"step-{chosen:09d}.npz", like)
+        except ValueError as error:
+            others = [other for other in steps if other < chosen]
+            hint = f" An earlier one is there: `restore(like, step={others[-1]})`." if others else ""
+            raise ValueError(f"{error}{hint}") from error
+
+
+def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            payload = {name: arrays[name] for name in arrays.files}
+        header = json.loads(payload.pop("header").tobytes())
+    except FileNotFoundError:
+        raise
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError) as error:
+        raise ValueError(
+            f"`{path}` is not a checkpoint, or not a whole one ({error}). It may have been cut short while it was "
+            "copied."
+        ) from error
+    if header.get("format") != FORMAT:
+        raise ValueError(f"`{path}` is no checkpoint of natgrad.")
+    if header["version"] > VERSION:
+        raise ValueError(
+            f"`{path}` was written by a newer natgrad (version {header['version']} of the format; this one reads up to "
+            f"{VERSION}). Upgrade natgrad to read it."
+        )
+    return header, payload
+
+
+def _check_same(described: list[dict], wanted: list, path: Any) -> None:
+    facts = lambda leaf: (str(getattr(leaf, "dtype", type(leaf).__name__)), list(jnp.shape(leaf)))
+    expected = {jax.tree_util.keystr(key_path): facts(_bare(leaf)) for key_path, leaf in wanted}
+    given = {each["path"]: (each["dtype"], list(each["shape"])) for each in described}
+    if list(expected) != list(given):
+        missing, extra = [p for p in expected if p not in given], [p for p in given if p not in expected]
+        raise ValueError(
+            f"`{path}` holds another tree: {missing[:3] or 'nothing'} missing, {extra[:3] or 'nothing'} in excess"
+            + (", or the same in another order. " if not missing and not extra else ". ")
+            + "Use the same model, optimiser and structure as when it was saved."
+        )
+    for name, fact in expected.items():
+        if given[name] != fact:
+            raise ValueError(
+                f"`{path}`: {name or 'the leaf'} is {given[name][0]} of shape {given[name][1]}, but {fact[0]} of shape "
+                f"{fact[1]} is needed."
+            )
+
+
+def _as_numpy(leaf: Any) -> tuple[np.ndarray, str | None]:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf)), str(jax.random.key_impl(leaf))
+    return np.asarray(leaf), None
+
+
+def _bare(leaf: Any) -> Any:
+    """A key as the words it is made of, anything else as an array or its shape."""
+    if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+
+
+def _like_leaf(array: np.ndarray, kind: str | None, leaf: Any) -> Any:
+    if kind is not None:
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
+    if isinstance(leaf, bool | int | float):
+        return type(leaf)(array.item())
+    if isinstance(leaf, np.ndarray):
+        return array.copy()
+    return jax.device_put(array, getattr(leaf, "sharding", None))
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a new name in a directory last. Not every system can."""
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,233 @@
+"""Every refusal of the optimiser says what was given, why it cannot work and what to do."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from models import normal
+from zoo import affine, integers
+
+import natgrad as ng
+
+
+def model(params, x):
+    return affine(jnp.tanh(affine(x, **params["first"])), **params["second"])
+
+
+def parts():
+    params = {
+        "first": {"w": normal(1, 3, 4), "b": normal(2, 4)},
+        "second": {"w": normal(3, 4, 3), "b": normal(4, 3)},
+    }
+    return params, (normal(5, 6, 3), integers(6, 0, 3, 6))
+
+
+CONSTRUCTORS = {
+    "no objective": (lambda: ng.NaturalGradient(model), TypeError, "needs an `objective` for its model"),
+    "wrong objective": (lambda: ng.NaturalGradient(model, 3), TypeError, "`Term` needs an `objective`.*but got `int`"),
+    "two objectives": (
+        lambda: ng.NaturalGradient(ng.Terms(a=ng.Term(model, ng.LeastSquares())), ng.LeastSquares()),
+        ValueError,
+        "have objectives of their own",
+    ),
+    "class for structure": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), ng.KFAC),
+        TypeError,
+        "needs `structure` to be .* but got `KFAC`. Write `KFAC\\(\\)`",
+    ),
+    "number for damping": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), damping=0.1),
+        TypeError,
+        "needs `damping` to be `LevenbergMarquardt",
+    ),
+    "number for step": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), step=0.1),
+        TypeError,
+        "needs `step` to be a step rule",
+    ),
+    "number for momentum": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), momentum=0.9),
+        TypeError,
+        "needs `momentum` to be",
+    ),
+    "momentum nobody finds": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), step=ng.ConstantStep(), momentum=ng.HeavyBall(None)),
+        ValueError,
+        "leaves its factor to the step rule, but `ConstantStep` does not find one",
+    ),
+    "momentum beside a search": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), step=ng.TrustRegion(), momentum=ng.HeavyBall()),
+        ValueError,
+        "`TrustRegion` searches along one direction",
+    ),
+    "spring without damping": (
+        lambda: ng.NaturalGradient(
+            model, ng.Categorical(), damping=ng.ConstantDamping(0.0), step=ng.ConstantStep(), momentum=ng.Spring()
+        ),
+        ValueError,
+        "`Spring` keeps the last update where damping decides",
+    ),
+    "decay of an unknown rate": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), weight_decay=0.1),
+        ValueError,
+        "`weight_decay` is a part of the learning rate, but `QuadraticModel`",
+    ),
+    "negative decay": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), step=ng.KLClip(), weight_decay=-0.1),
+        ValueError,
+        "`weight_decay` of at least 0, but got -0.1",
+    ),
+    "shrunk twice": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), step=ng.KLClip(), weight_decay=0.1, l2=0.1),
+        ValueError,
+        "shrink the parameters twice",
+    ),
+    "no micro-batch": (
+        lambda: ng.NaturalGradient(model, ng.Categorical(), micro_batches=0),
+        ValueError,
+        "`micro_batches` needs a whole number of at least 1, but got 0",
+    ),
+    "loss": (lambda: ng.Objective(3, ng.Euclidean()), TypeError, "needs a function `loss\\(z, y\\)`.*but got `int`"),
+    "geometry": (lambda: ng.Objective(model, ng.Categorical()), TypeError, "needs a geometry.*Fisher\\(family\\)"),
+    "term model": (lambda: ng.Term(3, ng.LeastSquares()), TypeError, "`Term` needs a function"),
+    "term weight": (lambda: ng.Term(model, ng.LeastSquares(), -1.0), ValueError, "`weight` above 0, but got -1.0"),
+    "terms": (lambda: ng.Terms(), TypeError, "at least one `name=Term"),
+    "damping shape": (
+        lambda: ng.ConstantDamping(shape="round"),
+        ValueError,
+        '"identity" or "diagonal", but got \'round\'',
+    ),
+    "damping": (lambda: ng.ConstantDamping(-1.0), ValueError, "at least 0, but got `-1.0`"),
+    "multipliers": (
+        lambda: ng.LevenbergMarquardt(multipliers={"params": 0.0}),
+        ValueError,
+        "`multipliers` above 0, but that of `params` is 0.0",
+    ),
+    "initial damping": (lambda: ng.LevenbergMarquardt(initial=0.0), ValueError, "from 0 no factor leads away"),
+    "damping decay": (lambda: ng.LevenbergMarquardt(decay=2.0), ValueError, "`decay` between 0 and 1"),
+    "heavy ball": (lambda: ng.HeavyBall(1.0), ValueError, "from 0 to below 1, but got 1.0"),
+    "spring": (lambda: ng.Spring(1.5), ValueError, "from 0 to below 1, but got 1.5"),
+    "rate": (lambda: ng.ConstantStep(-0.1), ValueError, "`learning_rate` to be a number above 0"),
+    "clip": (lambda: ng.KLClip(0.0), ValueError, "`radius` to be a number above 0"),
+    "radius": (lambda: ng.TrustRegion(0.0), ValueError, "`radius` to be a number above 0"),
+    "shrink": (lambda: ng.TrustRegion(shrink=1.0), ValueError, "`shrink` between 0 and 1, but got 1.0"),
+    "tries": (lambda: ng.ArmijoLineSearch(max_tries=0), ValueError, "`max_tries` to be a whole number of at least 1"),
+    "sufficient": (lambda: ng.ArmijoLineSearch(sufficient=1.0), ValueError, "`sufficient` from 0 to below 1"),
+    "sizes": (lambda: ng.GridLineSearch(()), ValueError, "`sizes` above 0, at least one"),
+    "part": (lambda: ng.KFAC(part=0.0), ValueError, "fraction of every batch.*above 0 and at most 1, but got 0.0"),
+    "part of exact": (lambda: ng.Exact(part=2.0), ValueError, "above 0 and at most 1, but got 2.0"),
+    "solver": (lambda: ng.Exact(3), TypeError, "`Exact` needs a solver.*but got `int`"),
+    "period": (lambda: ng.EKFAC(refresh_every=0), ValueError, "`refresh_every` to be a whole number of at least 1"),
+    "decay": (lambda: ng.Diagonal(decay=0.0), ValueError, "`decay` above 0 and at most 1, but got 0.0"),
+    "rules": (lambda: ng.KFAC(shraing="reduce"), TypeError, "besides its own arguments, as `kfac` does.*'shraing'"),
+    "rule": (lambda: ng.KFAC(sharing="fold"), ValueError, "`sharing` to be one of"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_parts_refuse_what_they_cannot_use(name):
+    build, kind, message = CONSTRUCTORS[name]
+    with pytest.raises(kind, match=message):
+        build()
+
+
+def started(batch=None, **options):
+    params, data = parts()
+    opt = ng.NaturalGradient(model, ng.Categorical(), **options)
+    return opt.init(params, data if batch is None else batch(*data))
+
+
+INITS = {
+    "not a pair": (dict(batch=lambda x, y: x), TypeError, "must be `\\(x, y\\)`"),
+    "too many": (dict(batch=lambda x, y: (x, y, None, None)), TypeError, "of length 4"),
+    "lengths": (
+        dict(batch=lambda x, y: (x, y[:3])),
+        ValueError,
+        "6 examples in `x`, but `y` has shapes \\[\\(3,\\)\\]",
+    ),
+    "weights": (dict(batch=lambda x, y: (x, y, x)), ValueError, "`weights` needs one number an example"),
+    "l2 path": (dict(l2={"params['third']": 0.1}), ValueError, "no parameter at `params\\['third'\\]`"),
+    "multiplier path": (
+        dict(damping=ng.ConstantDamping(0.1, multipliers={"third": 2.0})),
+        ValueError,
+        "`multipliers`: there is no parameter at `third`",
+    ),
+    "corrected units": (
+        dict(structure=ng.EKFAC(), damping=ng.ConstantDamping(0.1, shape="diagonal")),
+        ValueError,
+        "`EKFAC` cannot be damped relative to the diagonal",
+    ),
+    "units and l2": (
+        dict(damping=ng.ConstantDamping(0.1, shape="diagonal"), l2=0.1),
+        ValueError,
+        "`KFAC` cannot add `l2` to a metric that is damped relative",
+    ),
+    "units in turns": (
+        dict(structure=ng.KFAC(stagger=True), damping=ng.ConstantDamping(0.1, shape="diagonal")),
+        ValueError,
+        "cannot be damped relative to the diagonal of the metric, whose units",
+    ),
+    "sample space": (
+        dict(structure=ng.Exact(ng.SampleSpace()), damping=ng.ConstantDamping(0.0), step=ng.ConstantStep()),
+        ValueError,
+        "`SampleSpace` needs `damping` above 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INITS)
+def test_beginnings_that_cannot_work(name):
+    options, kind, message = INITS[name]
+    if name == "sample space":
+        params, data = parts()
+        opt = ng.NaturalGradient(model, ng.Categorical(), **options)
+        with pytest.raises(kind, match=message):
+            jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
+        return
+    with pytest.raises(kind, match=message):
+        started(**options)
+
+
+def test_blocks_that_would_need_two_kinds_of_damping():
+    params, data = parts()
+    opt = ng.NaturalGradient(model, ng.Categorical(), l2={"params['first']['w']": 0.1})
+    with pytest.raises(ValueError, match='share a block, but have different damping.*`bias="separate"`'):
+        jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
+    opt = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(bias="separate"), l2={"params['first']['w']": 0.1})
+    jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
+
+
+def test_terms_and_their_batches():
+    params, (x, y) = parts()
+    problem = ng.Terms(a=ng.Term(model, ng.Categorical()), b=ng.Term(model, ng.LeastSquares()))
+    opt = ng.NaturalGradient(problem)
+    with pytest.raises(ValueError, match="needs a batch for each, \\['a', 'b'\\], but got \\['a'\\]"):
+        opt.init(params, {"a": (x, y)})
+    with pytest.raises(ValueError, match="but got tuple"):
+        opt.init(params, (x, y))
+    only_first = lambda params, x: jnp.tanh(x @ params["first"]["w"])
+    uneven = ng.NaturalGradient(ng.Terms(a=ng.Term(model, ng.Categorical()), b=ng.Term(only_first, ng.LeastSquares())))
+    with pytest.raises(
+        ValueError, match="needs the same blocks in every term, but .*'first'.* are used in different ways"
+    ):
+        uneven.init(params, {"a": (x, y), "b": (x, None)})
+
+
+def test_models_that_couple_examples_and_odd_parameters():
+    params, (x, y) = parts()
+    coupled = lambda params, x: model(params, x - jnp.mean(x, axis=0, keepdims=True))
+    with pytest.raises(ValueError, match="the model couples examples"):
+        ng.NaturalGradient(coupled, ng.Categorical()).init(params, (x, y))
+    with pytest.raises(ValueError, match="without any array"):
+        ng.NaturalGradient(model, ng.Categorical(), trainable=lambda leaf: False).init(params, (x, y))
+    with pytest.raises(TypeError, match="`Diagonal` treats all parameters alike"):
+        opt = ng.NaturalGradient(model, ng.Categorical(), ng.Diagonal())
+        opt.report(opt.init(params, (x, y)))
+
+
+def test_fallbacks_are_warned_of_when_a_run_begins():
+    params, x = {"w": normal(1, 16, 12)}, normal(2, 6, 16)
+    mask = jnp.asarray(normal(3, 16, 12) > 0).astype(x.dtype)
+    opt = ng.NaturalGradient(lambda params, x: jnp.tanh(x @ (params["w"] * mask)), ng.LeastSquares())
+    with pytest.warns(UserWarning, match="`KFAC`: `params\\['w'\\]` is diagonal"):
+        state = opt.init(params, (x, None))
+    assert opt.report(state)["params['w']"].is_fallback

@@ -1,0 +1,382 @@
+"""Runs of the optimiser: what it remembers, what it refuses to do, and where it can be used."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import ravel
+from models import normal
+from zoo import affine, integers
+
+import natgrad as ng
+
+
+def model(params, x):
+    hidden = jnp.tanh(affine(x, **params["first"]))
+    return affine(hidden, **params["second"])
+
+
+@functools.cache
+def parts():
+    params = {
+        "first": {"w": normal(1, 3, 4), "b": 0.1 * normal(2, 4)},
+        "second": {"w": normal(3, 4, 3), "b": 0.1 * normal(4, 3)},
+    }
+    return params, (normal(5, 12, 3), integers(6, 0, 3, 12))
+
+
+@functools.cache
+def default():
+    """The optimiser with its defaults, compiled once, and its state."""
+    opt = ng.NaturalGradient(model, ng.Categorical())
+    params, batch = parts()
+    return jax.jit(opt.step), opt.init(params, batch), opt
+
+
+def run(step, params, state, batch, count, start=0):
+    infos = []
+    for number in range(start, start + count):
+        params, state, info = step(params, state, batch, jax.random.key(number))
+        infos.append(info)
+    return params, state, infos
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def test_a_hundred_steps_are_one_trace_and_one_scan():
+    params, batch = parts()
+    _, state, opt = default()
+    traces = []
+
+    def counted(*args):
+        traces.append(None)
+        return opt.step(*args)
+
+    step = jax.jit(counted, donate_argnums=(0, 1))
+    copied = lambda tree: jax.tree.map(jnp.array, tree)
+    ends, last, infos = run(step, copied(params), copied(state), batch, 100)
+    assert len(traces) == 1
+    assert float(infos[-1].loss) < 0.05 < 1.0 < float(infos[0].loss)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(last))
+    assert jax.tree.structure(last) == jax.tree.structure(state)
+
+    def body(carry, number):
+        params, state, info = opt.step(*carry, batch, jax.random.key(number))
+        return (params, state), info.loss
+
+    (scanned, _), losses = jax.jit(lambda carry: jax.lax.scan(body, carry, jnp.arange(100)))((params, state))
+    np.testing.assert_allclose(losses[:20], [float(info.loss) for info in infos[:20]], rtol=1e-6)
+    assert float(losses[-1]) < 0.05
+
+
+def test_states_are_known_from_shapes():
+    params, batch = parts()
+    _, state, opt = default()
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, batch))
+    assert jax.tree.structure(opt.init(*shapes)) == jax.tree.structure(state)
+    assert same(opt.init(*shapes), state)
+
+
+def test_damping_starts_at_the_mean_eigenvalue_and_follows_the_predictions():
+    params, batch = parts()
+    step, state, opt = default()
+    _, _, infos = run(step, params, state, batch, 12)
+    K = ng.kfac(model, ng.Fisher(ng.Categorical()), params, batch[0])
+    strengths = [float(info.damping) for info in infos]
+    # One sample an example, against the mean of all.
+    np.testing.assert_allclose(strengths[0], K.trace() / K.in_size(), rtol=0.5)
+    assert strengths[0] == strengths[4] and strengths[5] == strengths[9]
+    for count in (4, 9):
+        ratio = float(infos[count].actual_decrease / infos[count].predicted_decrease)
+        factor = 0.9**5 if ratio > 0.75 else 0.9**-5 if ratio < 0.25 else 1.0
+        np.testing.assert_allclose(strengths[count + 1], factor * strengths[count], rtol=1e-12)
+        assert np.isnan(infos[count - 1].loss_after)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rejected", "expected"),
+    [
+        (0.9, False, 0.81),
+        (0.5, False, 1.0),
+        (0.1, False, 1 / 0.81),
+        (-1.0, True, 4.0),
+        (np.nan, True, 4.0),
+        (np.nan, False, 1.0),
+    ],
+)
+def test_thresholds_of_levenberg_and_marquardt(ratio, rejected, expected):
+    from natgrad._optimiser.damping.base import Outcome
+
+    damping = ng.LevenbergMarquardt(initial=1.0, every=2, minimum=0.9, maximum=3.0)
+    state = damping.start(damping.init(), jnp.asarray(5.0))
+    number = jnp.asarray
+    outcome = Outcome(number(1), number(10.0), number(10.0 - ratio), number(1.0), number(rejected))
+    found = damping.strength(damping.update(state, outcome), number(2))
+    np.testing.assert_allclose(found, np.clip(expected, 0.9, 3.0), rtol=1e-12)
+    assert [bool(damping.wants_loss_after(number(k))) for k in range(4)] == [False, True, False, True]
+
+
+def test_a_batch_with_nan_takes_the_run_back_and_no_further():
+    params, (x, y) = parts()
+    step, state, _ = default()
+    params, state, _ = run(step, params, state, (x, y), 3)
+    after, later, _ = step(params, state, (x, y), jax.random.key(9))
+    broken = (x.at[2].set(jnp.nan), y)
+    back, restored, info = step(after, later, broken, jax.random.key(10))
+    assert not bool(info.accepted) and info.result == ng.STEP_RESULTS.restored
+    assert same(back, params) and np.array_equal(restored.last, state.last)
+    np.testing.assert_allclose(restored.damping.strength, 4 * later.damping.strength, rtol=1e-12)
+    assert same(restored.structure.average, later.structure.average)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((back, restored)))
+    again, more, info = step(back, restored, (x, y), jax.random.key(11))
+    assert bool(info.accepted) and int(more.rejections) == 0
+    _, _, infos = run(step, back, restored, broken, 11)
+    assert infos[0].result == ng.STEP_RESULTS.restored
+    assert infos[-1].result == ng.STEP_RESULTS.too_many_rejections
+    assert "max_rejections" in ng.STEP_RESULTS[infos[-1].result]
+
+
+def test_a_first_batch_with_nan_changes_nothing():
+    params, (x, y) = parts()
+    step, state, _ = default()
+    broken = (x.at[2].set(jnp.nan), y)
+    stays, state, info = step(params, state, broken, jax.random.key(0))
+    assert same(stays, params) and not bool(info.accepted)
+    stays, state, info = step(stays, state, broken, jax.random.key(1))
+    assert same(stays, params)
+    moved, state, info = step(stays, state, (x, y), jax.random.key(2))
+    assert bool(info.accepted) and not same(moved, params)
+
+
+def test_steps_that_raise_the_loss_are_rejected_with_their_momentum():
+    """A step that is far too long, at a step where losses are compared."""
+    params, batch = parts()
+    make = lambda every: ng.NaturalGradient(
+        model,
+        ng.Categorical(),
+        ng.Exact(),
+        ng.LevenbergMarquardt(initial=1e-3, every=every),
+        ng.ConstantStep(60.0),
+        ng.HeavyBall(0.5),
+    )
+    opt = make(1)
+    state = opt.init(params, batch)
+    stays, after, info = jax.jit(opt.step)(params, state, batch, None)
+    assert not bool(info.accepted) and info.result == ng.STEP_RESULTS.rejected
+    assert same(stays, params) and np.array_equal(after.last, state.last) and info.loss_after > info.loss
+    np.testing.assert_allclose(after.damping.strength, 4e-3, rtol=1e-12)
+    moved, _, info = jax.jit(make(5).step)(params, state, batch, None)
+    assert bool(info.accepted) and not same(moved, params)
+
+
+def test_a_loss_that_explodes_is_taken_back():
+    params, batch = parts()
+    opt = ng.NaturalGradient(model, ng.Categorical(), ng.Exact(), ng.ConstantDamping(1e-3), ng.ConstantStep(300.0))
+    step, state = jax.jit(opt.step), opt.init(params, batch)
+    far, state, _ = step(params, state, batch, None)
+    back, state, info = step(far, state, batch, None)
+    assert same(back, params) and info.result == ng.STEP_RESULTS.restored and float(info.loss) > 10
+
+
+def test_checkpoints_continue_bit_by_bit(tmp_path):
+    params, batch = parts()
+    step, state, opt = default()
+    params, state, _ = run(step, params, state, batch, 4)
+    tree = {"params": params, "state": state, "key": jax.random.key(3), "epoch": 2, "half": jnp.ones(3, jnp.bfloat16)}
+    ng.save_checkpoint(tmp_path / "here.npz", tree)
+    like = {**tree, "params": parts()[0], "state": opt.init(*parts())}
+    found = ng.load_checkpoint(tmp_path / "here.npz", like)
+    bare = lambda tree: jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
+    assert (
+        same(bare(found), bare(tree)) and found["epoch"] == 2 and jax.tree.structure(found) == jax.tree.structure(tree)
+    )
+    first, _, _ = run(step, params, state, batch, 3, start=4)
+    second, _, _ = run(step, found["params"], found["state"], batch, 3, start=4)
+    assert same(first, second)
+    assert [path.name for path in tmp_path.iterdir()] == ["here.npz"]
+
+
+def _is_key(leaf):
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def test_a_directory_keeps_the_newest_checkpoints_and_says_what_is_broken(tmp_path):
+    store = ng.Checkpoints(tmp_path / "run", keep=2)
+    assert store.steps() == []
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
+        store.restore(jnp.zeros(3))
+    for step in (1, 5, 9):
+        store.save(step, jnp.full(3, float(step)))
+    assert store.steps() == [5, 9]
+    assert store.restore(jnp.zeros(3))[0] == 9 and float(store.restore(jnp.zeros(3), step=5)[1][0]) == 5
+    with pytest.raises(FileNotFoundError, match="no checkpoint of step 1 .*Steps there: \\[5, 9\\]"):
+        store.restore(jnp.zeros(3), step=1)
+    newest = tmp_path / "run" / "step-000000009.npz"
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="not a checkpoint, or not a whole one .*restore\\(like, step=5\\)"):
+        store.restore(jnp.zeros(3))
+    flipped = bytearray(whole)
+    flipped[whole.index(np.float64(9.0).tobytes())] ^= 1
+    newest.write_bytes(bytes(flipped))
+    with pytest.raises(ValueError, match="not a checkpoint, or not a whole one"):
+        store.restore(jnp.zeros(3))
+    np.savez(newest, header=np.frombuffer(b'{"format": "other"}', np.uint8))
+    with pytest.raises(ValueError, match="no checkpoint of natgrad"):
+        store.restore(jnp.zeros(3))
+    np.savez(newest, header=np.frombuffer(b'{"format": "natgrad checkpoint", "version": 99}', np.uint8))
+    with pytest.raises(ValueError, match="written by a newer natgrad"):
+        store.restore(jnp.zeros(3))
+    with pytest.raises(ValueError, match="holds another tree: .*'a'.* missing"):
+        store.restore({"a": jnp.zeros(3)}, step=5)
+    with pytest.raises(ValueError, match="float64 of shape \\[3\\], but float32 of shape \\[4\\] is needed"):
+        store.restore(jnp.zeros(4, jnp.float32), step=5)
+    with pytest.raises(ValueError, match="at least 1"):
+        ng.Checkpoints(tmp_path, keep=0)
+
+
+def test_an_interrupted_save_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "state.npz"
+    ng.save_checkpoint(path, jnp.ones(2))
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(KeyboardInterrupt):
+        ng.save_checkpoint(path, jnp.zeros(2))
+    monkeypatch.undo()
+    assert float(ng.load_checkpoint(path, jnp.zeros(2))[0]) == 1 and len(list(tmp_path.iterdir())) == 1
+
+
+def test_optax_preconditions_what_it_is_given():
+    params, batch = parts()
+    opt = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.5))
+    transform = ng.as_optax(opt, batch)
+    loss = lambda params: (
+        -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(model(params, batch[0])), batch[1][:, None], axis=1))
+    )
+    grads = jax.grad(loss)(params)
+    updates, _ = jax.jit(transform.update)(grads, transform.init(params), params, batch=batch, key=None)
+    moved, _, _ = jax.jit(opt.step)(params, opt.init(params, batch), batch, None)
+    np.testing.assert_allclose(ravel(optax.apply_updates(params, updates)), ravel(moved), rtol=1e-9, atol=1e-11)
+    chain = optax.chain(
+        optax.scale(2.0),
+        ng.scale_by_natural_gradient(model, ng.Categorical(), batch, ng.KFAC(), ng.ConstantDamping(0.1)),
+        optax.scale(-0.25),
+    )
+    chained, _ = jax.jit(chain.update)(grads, chain.init(params), params, batch=batch, key=None)
+    np.testing.assert_allclose(ravel(chained), ravel(updates), rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="needs the parameters and the batch"):
+        transform.update(grads, transform.init(params), params)
+
+
+def test_only_what_is_trainable_moves():
+    """Integers and functions in the parameters, and a layer that is held fixed."""
+    params, (x, y) = parts()
+    tree = {**params, "counts": jnp.arange(3), "act": jnp.tanh}
+
+    def with_rest(tree, x):
+        hidden = tree["act"](affine(x, **tree["first"])) + 0.0 * tree["counts"][0].astype(x.dtype)
+        return affine(hidden, **tree["second"])
+
+    spec = jax.tree.map(lambda leaf: eqx.is_inexact_array(leaf), tree)
+    spec["first"] = jax.tree.map(lambda leaf: False, tree["first"])
+    opt = ng.NaturalGradient(
+        with_rest, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.5), trainable=spec
+    )
+    state = opt.init(tree, (x, y))
+    moved, _, _ = eqx.filter_jit(opt.step)(tree, state, (x, y), None)
+    assert same(moved["first"], tree["first"]) and not same(moved["second"], tree["second"])
+    assert moved["act"] is jnp.tanh and state.last.size == 15
+    alone = ng.NaturalGradient(
+        lambda second, x: affine(jnp.tanh(affine(x, **params["first"])), **second),
+        ng.Categorical(),
+        ng.KFAC(),
+        ng.ConstantDamping(0.1),
+        ng.ConstantStep(0.5),
+    )
+    expected, _, _ = jax.jit(alone.step)(params["second"], alone.init(params["second"], (x, y)), (x, y), None)
+    np.testing.assert_allclose(ravel(moved["second"]), ravel(expected), rtol=1e-10)
+
+
+def test_auxiliary_outputs_and_keys_of_examples():
+    params, (x, y) = parts()
+
+    def dropped(params, x):
+        inputs, keys = x
+        masks = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, (4,)))(keys)
+        hidden = jnp.tanh(affine(inputs, **params["first"])) * masks.astype(inputs.dtype)
+        return affine(hidden, **params["second"]), {"used": jnp.mean(masks)}
+
+    opt = ng.NaturalGradient(dropped, ng.Categorical(), has_aux=True)
+    data = lambda seed: ((x, jax.random.split(jax.random.key(seed), 12)), y)
+    step, state = jax.jit(opt.step), opt.init(params, data(0))
+    losses = []
+    for seed in range(12):
+        params, state, info = step(params, state, data(seed), jax.random.key(100 + seed))
+        losses.append(float(info.loss))
+    assert 0.5 < float(info.aux["used"]) < 1 and losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_mixed_precision_trains():
+    params, (x, y) = parts()
+    mixed = {"first": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params["first"]), "second": params["second"]}
+    mixed = jax.tree.map(lambda leaf: leaf if leaf.dtype == jnp.bfloat16 else leaf.astype(jnp.float32), mixed)
+    x = x.astype(jnp.float32)
+
+    def half(params, x):
+        hidden = jnp.tanh(affine(x.astype(jnp.bfloat16), **params["first"]))
+        return affine(hidden.astype(jnp.float32), **params["second"])
+
+    opt = ng.NaturalGradient(half, ng.Categorical())
+    ends, state, infos = run(jax.jit(opt.step), mixed, opt.init(mixed, (x, y)), (x, y), 25)
+    assert jax.tree.map(lambda leaf: leaf.dtype, ends) == jax.tree.map(lambda leaf: leaf.dtype, mixed)
+    assert float(infos[-1].loss) < 0.4 * float(infos[0].loss)
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_enable_x64", True)
+import natgrad as ng
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+w = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
+x = jnp.asarray(np.random.default_rng(1).normal(size=(16, 4)))
+y = jnp.arange(16) % 3
+model = lambda w, x: jnp.tanh(x) @ w
+opt = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(part=0.5))
+mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+spread, same = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+def run(batch, w, state):
+    step = jax.jit(opt.step)
+    for _ in range(8):
+        w, state, info = step(w, state, batch, None)
+    return w, info
+state = opt.init(w, (x, y))
+alone, info = run((x, y), w, state)
+batch = jax.device_put((x, y), spread)
+both, _ = run(batch, jax.device_put(w, same), jax.device_put(state, same))
+np.testing.assert_allclose(both, alone, rtol=1e-7, atol=1e-9)
+copies = [np.asarray(shard.data) for shard in jax.device_put(both, same).addressable_shards]
+assert len(copies) == 2 and np.array_equal(*copies)
+print("ok", float(info.loss))
+"""
+
+
+def test_batches_may_be_spread_over_devices():
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED], capture_output=True, text=True, cwd=Path(__file__).parents[1]
+    )
+    assert done.returncode == 0 and done.stdout.startswith("ok"), done.stderr
