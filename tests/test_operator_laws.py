@@ -130,11 +130,11 @@ def test_an_inverse_beyond_rounding_is_found_all_the_same_and_said_so():
     """In single precision a matrix of rank one with tiny damping has no Cholesky factor."""
     v = np.linspace(1, 2, 40, dtype=np.float32)
     singular = jnp.asarray(np.stack([np.outer(v, v), np.eye(40, dtype=np.float32)]))
-    without = lambda means: (jnp.ones_like(means), jnp.zeros_like(means))
-    (found,), is_definite, is_finite = batched.damped_inverses([singular], without)
+    little = lambda means: (jnp.ones_like(means), jnp.full_like(means, 3e-5))
+    (found,), is_definite, is_finite = batched.damped_inverses([singular], little)
     assert np.all(np.isfinite(found))
     assert is_definite.tolist() == [False, True] and is_finite.tolist() == [True, True]
-    np.testing.assert_allclose(found[1], np.eye(40), rtol=1e-6)
+    np.testing.assert_allclose(found[1], np.eye(40), rtol=1e-4)
 
 
 def test_places_take_entries_and_put_them_back():

@@ -29,7 +29,7 @@ def batched(function: Callable[[Array], Any], stacks: Sequence[Array]) -> list[A
     for matrices in joined:
         results.append(function(_after(results[-1] if results else None, matrices)))
     own = lambda stack, part: jax.tree.map(
-        lambda x: x[part.rows].reshape(*stack.shape[:-2], *x.shape[1:]), results[part.index]
+        lambda x: x[part.rows].reshape(*stack.shape[:-2], *x.shape[1:]), results[part.number]
     )
     return [own(stack, part) for stack, part in zip(stacks, parts, strict=True)]
 
@@ -37,7 +37,7 @@ def batched(function: Callable[[Array], Any], stacks: Sequence[Array]) -> list[A
 class _Part(NamedTuple):
     """Where a stack is among the joined ones."""
 
-    index: int
+    number: int
     rows: slice
 
 
@@ -96,7 +96,7 @@ def damped_inverses(
     # Where the numbers of a joined stack stand among those of all matrices.
     starts = np.cumsum([0, *counts])
     order = [
-        np.concatenate([np.arange(starts[k], starts[k + 1]) for k, part in enumerate(parts) if part.index == index])
+        np.concatenate([np.arange(starts[k], starts[k + 1]) for k, part in enumerate(parts) if part.number == index])
         for index in range(len(joined))
     ]
     traces = factor.traces(stacks)
@@ -112,7 +112,7 @@ def damped_inverses(
     # Where a factorisation fails, all entries are NaN.
     first = jnp.concatenate([inverses[:, 0, 0].astype(traces.dtype) for inverses in found])
     is_finite = jnp.isfinite(first)[np.argsort(np.concatenate(order))]
-    crop = lambda stack, part: found[part.index][part.rows, : stack.shape[-1], : stack.shape[-1]].reshape(stack.shape)
+    crop = lambda stack, part: found[part.number][part.rows, : stack.shape[-1], : stack.shape[-1]].reshape(stack.shape)
     return [crop(*pair) for pair in zip(stacks, parts, strict=True)], wanted >= least, is_finite
 
 

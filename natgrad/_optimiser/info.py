@@ -25,8 +25,8 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "a learning rate or a damping that cannot work."
     )
     kept_inverse = (
-        "Some factor could not be inverted as it was: its damping was raised above rounding, or the previous inverse was "
-        "used for it. Raise the damping, or use float64."
+        "Some factor could not be inverted as it was: its damping was raised above rounding, or the previous inverse "
+        "was used for it. Raise the damping, or use float64."
     )
 
 

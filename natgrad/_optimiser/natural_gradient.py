@@ -35,7 +35,7 @@ DIVERGING = 10.0
 class State(NamedTuple):
     """What an optimiser remembers: a tree of arrays, to be passed from step to step."""
 
-    count: Int[Array, ""]
+    steps: Int[Array, ""]
     structure: PyTree
     damping: PyTree
     # The last update, and the parameters and the update before it, to go back to; all as vectors.
@@ -172,7 +172,7 @@ class NaturalGradient:
     ) -> tuple[Vector, Vector, State, Info]:
         """The parameters before and after the step, as vectors, the new state, and what happened."""
         problem = self._bind(fixed, batch)
-        evaluation = self._evaluate(problem, params, state.count)
+        evaluation = self._evaluate(problem, params, state.steps)
         loss, gradient = loss_and_gradient(problem, evaluation, params, self.micro_batches)
         # Everything from here on is done with vectors: one operation instead of one for every parameter.
         w, unflatten = _tree.flatten(params)
@@ -186,13 +186,13 @@ class NaturalGradient:
             loss, g = loss + penalty(w), g + penalties * w
         # A loss far above those before, unless the last step went back because of one.
         is_far = loss.astype(state.scale.dtype) > DIVERGING * state.scale
-        is_diverging = is_far & (state.count > 0) & (state.rejections == 0)
+        is_diverging = is_far & (state.steps > 0) & (state.rejections == 0)
         is_sound = jnp.isfinite(loss) & jnp.isfinite(dot(g, g)) & ~is_diverging
-        moment = Moment(state.count, state.rejections > 0)
+        moment = Moment(state.steps, state.rejections > 0)
 
         solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_sound)
         strengths = self._started(state, solver, evaluation, key)
-        added = added._replace(strength=self.damping.strength(strengths, state.count))
+        added = added._replace(strength=self.damping.strength(strengths, state.steps))
         self.structure.check(added)
         solver = self.structure.refresh(solver, added, moment)
         diagonal = self._diagonal(solver, evaluation) if added.is_relative else None
@@ -201,15 +201,15 @@ class NaturalGradient:
         found, solver = self.structure.direction(solver, evaluation.parts, covector, added)
         direction = -_tree.flatten(found.vector)[0].astype(w.dtype)
 
-        momentum = self.momentum.coefficient(state.count)
+        momentum = self.momentum.coefficient(state.steps)
         plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
         loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
         context = Context(
-            w, loss, g, direction, state.last, momentum, state.count, entries, penalties, evaluation, unflatten, loss_of
+            w, loss, g, direction, state.last, momentum, state.steps, entries, penalties, evaluation, unflatten, loss_of
         )
         proposal = self._proposed(context)
         after, new, info = self._concluded(context, proposal, found, added, state, is_sound)
-        damping = self.damping.update(strengths, Outcome.of(info, state.count))
+        damping = self.damping.update(strengths, Outcome.of(info, state.steps))
         aux = self._aux(eqx.combine(params, fixed), batch) if self.has_aux else None
         return w, after, new._replace(structure=solver, damping=damping), info._replace(aux=aux)
 
@@ -227,7 +227,7 @@ class NaturalGradient:
                 predicted_decrease=model.decrease(one), predicted_divergence=model.divergence(one)
             )
         if proposal.loss_after is None:
-            wanted = self.damping.wants_loss_after(context.count)
+            wanted = self.damping.wants_loss_after(context.steps)
             unknown = jnp.full((), jnp.nan, context.loss.dtype)
             after = lambda: context.loss_at(context.params + proposal.update).astype(unknown.dtype)
             loss_after = jax.lax.cond(wanted, after, lambda: unknown)
@@ -242,12 +242,12 @@ class NaturalGradient:
         update = proposal.update
         is_accepted = is_sound & proposal.is_accepted & jnp.isfinite(dot(update, update))
         rejections = jnp.where(is_accepted, 0, state.rejections + 1)
-        can_go_back = ~is_sound & (state.count > 0)
+        can_go_back = ~is_sound & (state.steps > 0)
         now = context.params, state.last
         choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
         after = choose(context.params + update, state.before[0], context.params)
         last = choose(update, state.before[1], state.last)
-        is_new = is_accepted | (state.count == 0)
+        is_new = is_accepted | (state.steps == 0)
         before = tuple(jnp.where(is_new, a, b) for a, b in zip(now, state.before, strict=True))
 
         number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
@@ -270,8 +270,8 @@ class NaturalGradient:
             aux=None,
         )
         size = jnp.abs(context.loss).astype(state.scale.dtype)
-        scale = jnp.where(is_accepted, jnp.where(state.count == 0, size, 0.9 * state.scale + 0.1 * size), state.scale)
-        state = state._replace(count=state.count + 1, last=last, before=before, rejections=rejections, scale=scale)
+        scale = jnp.where(is_accepted, jnp.where(state.steps == 0, size, 0.9 * state.scale + 0.1 * size), state.scale)
+        state = state._replace(steps=state.steps + 1, last=last, before=before, rejections=rejections, scale=scale)
         return after, state, info
 
     def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
@@ -287,7 +287,7 @@ class NaturalGradient:
             mean = 1.0 if is_relative else self.structure.mean_eigenvalue(solver, evaluation.parts, key)
             return self.damping.start(state.damping, jnp.asarray(mean, float))
 
-        return jax.lax.cond(state.count == 0, start, lambda: state.damping)
+        return jax.lax.cond(state.steps == 0, start, lambda: state.damping)
 
     def _initial(self, trained: PyTree, fixed: PyTree, batch: Any) -> State:
         evaluation = self._evaluate(self._bind(fixed, batch), trained, jnp.array(0))

@@ -24,7 +24,7 @@ def as_optax(opt: NaturalGradient, batch: Any) -> optax.GradientTransformationEx
     """
 
     def update(
-        grads: PyTree, state: PyTree, params: PyTree | None = None, *, batch: Any = None, key=None, **extra: Any
+        updates: PyTree, state: PyTree, params: PyTree | None = None, *, batch: Any = None, key=None, **extra: Any
     ):
         del extra
         if params is None or batch is None:
@@ -32,7 +32,7 @@ def as_optax(opt: NaturalGradient, batch: Any) -> optax.GradientTransformationEx
                 "The natural gradient needs the parameters and the batch that the gradient is of: call "
                 "`update(grads, state, params, batch=(x, y), key=key)`."
             )
-        return opt.update(grads, state, params, batch, key)[:2]
+        return opt.update(updates, state, params, batch, key)[:2]
 
     return optax.GradientTransformationExtraArgs(lambda params: opt.init(params, batch), update)
 
@@ -57,8 +57,8 @@ def scale_by_natural_gradient(
     opt = NaturalGradient(model, objective, structure, damping, ConstantStep(1.0), NoMomentum(), **options)
     init, downhill = as_optax(opt, batch)
 
-    def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any):
-        updates, state = downhill(grads, state, params, **extra)
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any):
+        updates, state = downhill(updates, state, params, **extra)
         return jax.tree.map(jnp.negative, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)

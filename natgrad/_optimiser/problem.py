@@ -96,7 +96,7 @@ def as_terms(problem: Any, objective: Any) -> dict[str | None, Term]:
     if isinstance(problem, Terms):
         if objective is not None:
             raise ValueError("`NaturalGradient` got `Terms`, which have objectives of their own, and an `objective`.")
-        return dict(problem.terms)
+        return {**problem.terms}
     if objective is None:
         raise TypeError(
             "`NaturalGradient` needs an `objective` for its model: an exponential family, `LeastSquares()`, or "

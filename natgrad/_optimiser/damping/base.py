@@ -58,7 +58,7 @@ class Added(NamedTuple):
 class Outcome(NamedTuple):
     """What came of a step. The loss after it and the predicted decrease are NaN where they were not computed."""
 
-    count: Int[Array, ""]
+    steps: Int[Array, ""]
     loss: Scalar
     loss_after: Scalar
     predicted_decrease: Scalar

@@ -24,7 +24,7 @@ class Context(NamedTuple):
     direction: Vector
     last: Vector
     momentum: Any
-    count: Int[Array, ""]
+    steps: Int[Array, ""]
     added: Any
     penalties: Any
     evaluation: Evaluation

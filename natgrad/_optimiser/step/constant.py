@@ -12,7 +12,7 @@ class ConstantStep(AbstractStep):
         check_positive(self.learning_rate, "learning_rate", "`ConstantStep`")
 
     def propose(self, context):
-        rate = scheduled(self.learning_rate, context.count)
+        rate = scheduled(self.learning_rate, context.steps)
         return Proposal(context.update(rate, context.momentum), rate, context.momentum)
 
     @property

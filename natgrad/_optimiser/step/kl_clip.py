@@ -25,7 +25,7 @@ class KLClip(AbstractStep):
         check_positive(self.learning_rate, "learning_rate", "`KLClip`")
 
     def propose(self, context):
-        rate, radius = scheduled(self.learning_rate, context.count), scheduled(self.radius, context.count)
+        rate, radius = scheduled(self.learning_rate, context.steps), scheduled(self.radius, context.steps)
         squared = jnp.maximum(-dot(context.gradient, context.direction), 0.0)
         half = rate**2 * squared / 2
         clip = jnp.where(half > radius, jnp.sqrt(radius / jnp.where(half > 0, half, 1.0)), 1.0)

@@ -29,7 +29,7 @@ class TrustRegion(AbstractStep):
         check_backtracking(self)
 
     def propose(self, context):
-        rate, radius = scheduled(self.learning_rate, context.count), scheduled(self.radius, context.count)
+        rate, radius = scheduled(self.learning_rate, context.steps), scheduled(self.radius, context.steps)
         model = context.quadratic(context.direction)
         whole = model.metric[0, 0] / 2
         fitting = jnp.sqrt(radius / jnp.where(whole > 0, whole, 1.0))

@@ -11,15 +11,15 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad._optimiser.damping.base import Added
 from natgrad._optimiser.evaluation import Part
-from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._types import Key, Scalar
 
 
 class Direction(NamedTuple):
-    r"""The solution of $(G + D)v = g$, what came of the solve, and how often a block could not be inverted so far."""
+    r"""The solution of $(G + D)v = g$, what came of the solve (a member of `STEP_RESULTS`), and how often a block could
+    not be inverted so far."""
 
     vector: PyTree
-    result: STEP_RESULTS
+    result: Any
     failures: Int[Array, ""]
 
 
@@ -27,13 +27,13 @@ class Moment(NamedTuple):
     """Where in the run a step is: how many there were, and whether the inverse has to be computed anew because the last
     step was rejected."""
 
-    count: Int[Array, ""]
+    steps: Int[Array, ""]
     is_forced: Bool[Array, ""]
 
     def is_due(self, every: int, start: int = 0) -> Bool[Array, ""]:
         """Whether something done every so many steps is to be done now. At the start it is done more often, after 1, 2,
         4 ... steps."""
-        count = self.count
+        count = self.steps
         is_early = (count < every) & ((count & (count - 1)) == 0)
         return is_early | (count % every == start) | self.is_forced
 

@@ -115,7 +115,7 @@ class EKFAC(AbstractStructure):
         fresh = combined(own, [one.batch.blocks(one.assignments) for one in own], "`EKFAC`")
         total = self.decay * weight + 1
         mixed = lambda old, new: jnp.where(is_good, (self.decay * weight * old + new) / total, old)
-        pairs = zip(metric.operator.blocks, fresh.operator.blocks, strict=True)
+        pairs: Any = zip(metric.operator.blocks, fresh.operator.blocks, strict=True)
         blocks = [with_values(old, mixed(old.values, values_in(old, new))) for old, new in pairs]
         corrected = BlockMetric(metric.operator.replaced(blocks), metric.report(), metric.num_examples)
         return corrected, jnp.where(is_good, total, weight)
@@ -139,7 +139,7 @@ def _in_basis(assignment: Assignment, basis: dict[Place, AbstractBlock]) -> Assi
     return corrected(assignment, block.input_basis, block.output_basis)
 
 
-def values_in(basis: AbstractBlock, block: AbstractBlock) -> Array:
+def values_in(basis: AbstractBlock, block: Any) -> Array:
     """The diagonal of a block in the eigenvectors of another."""
     if not isinstance(basis, EigenBlock) or isinstance(block, EigenBlock):
         return block.values

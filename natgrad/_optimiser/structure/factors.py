@@ -112,7 +112,7 @@ def block_damping(metric: BlockMetric, added: Added, subject: str) -> Float[Arra
         if len({(added.multipliers[leaf], added.l2[leaf]) for leaf in leaves}) > 1:
             raise ValueError(
                 f"{subject}: {', '.join(f'`{names[leaf]}`' for leaf in leaves)} share a block, but have different "
-                'damping multipliers or `l2`. Give them the same, or keep biases in their own blocks with `bias="separate"`.'
+                'damping multipliers or `l2`. Give them the same, or blocks of their own with `bias="separate"`.'
             )
         relative = added.strength * added.multipliers[leaves[0]]
         each.append(jnp.asarray(relative if added.is_relative else added.of_leaf(leaves[0]), float))

@@ -124,7 +124,8 @@ class KFAC(AbstractStructure):
             inverse = inverse.replaced([block.inverted([], damping[k]) for k, block in enumerate(inverse.blocks)])
         scaled = lambda tree: tree if state.units is None else jax.tree.map(_times, tree, state.units)
         vector = scaled(inverse.mv(scaled(covector)))
-        result = STEP_RESULTS.where(state.failures == 0, STEP_RESULTS.successful, STEP_RESULTS.kept_inverse)
+        results: Any = STEP_RESULTS
+        result = results.where(state.failures == 0, results.successful, results.kept_inverse)
         return Direction(vector, result, state.failures), state
 
     def diagonal(self, state, parts):
