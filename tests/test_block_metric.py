@@ -14,6 +14,7 @@ from zoo import affine, along, integers
 
 import natgrad as ng
 from natgrad._blocks.choose import Rules, check_rules
+from natgrad._operator.diagonal import DiagonalBlock
 from natgrad._operator.kronecker import KroneckerBlock
 
 SQUARES = ng.Euclidean()
@@ -79,15 +80,15 @@ def test_algebra_is_that_of_the_dense_matrix(name, getkey):
 
 
 def damped_by_factors(block, damping):
+    identity = lambda matrix: jnp.eye(matrix.shape[-1])[(None,) * (matrix.ndim - 2)]
+    if isinstance(block, DiagonalBlock):
+        return DiagonalBlock(block.values + damping)
     if not isinstance(block, KroneckerBlock):
-        return type(block)(
-            np.asarray(jax.tree.leaves(block)[0]) + damping * np.eye(jax.tree.leaves(block)[0].shape[-1])
-        )
-    A, G = (np.asarray(F) for F in (block.A, block.G))
-    mean = lambda F: np.trace(F, axis1=2, axis2=3)[..., None, None] / F.shape[-1]
-    ratio = np.sqrt(mean(A) / mean(G))
-    identity = lambda F: np.eye(F.shape[-1])
-    return KroneckerBlock(A + ratio * np.sqrt(damping) * identity(A), G + np.sqrt(damping) / ratio * identity(G))
+        return type(block)(block.matrix + damping * identity(block.matrix))
+    mean = lambda F: jnp.trace(F, axis1=2, axis2=3)[..., None, None] / F.shape[-1]
+    ratio = jnp.sqrt(mean(block.A) / mean(block.G))
+    A = block.A + ratio * damping**0.5 * identity(block.A)
+    return KroneckerBlock(A, block.G + damping**0.5 / ratio * identity(block.G))
 
 
 def test_factored_damping_is_the_dense_inverse_of_the_damped_factors():
