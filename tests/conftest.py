@@ -18,6 +18,53 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("natgrad")
 
 
+# Long cases of laws of which the others run in `make test`: by file and test, the cases that wait for `make test-slow`.
+SLOW_CASES = {
+    "test_family_laws.py": {
+        "test_fisher_is_the_covariance_of_statistics_and_of_scores": (
+            "dirichlet gammas negative_binomial poisson gaussian_mean_matrix product geometric gaussian"
+        ),
+        "test_fisher_is_the_hessian_of_the_log_partition_and_the_slope_of_the_moments": "dirichlet gammas",
+        "test_moments_are_the_gradient_of_the_log_partition": (
+            "dirichlet gammas gaussian product gaussian_precision categoricals"
+        ),
+        "test_score_is_statistics_minus_moments": "gaussian categoricals gammas product negative_binomial poisson",
+        "test_hessian_of_the_negative_log_likelihood_is_the_fisher_whatever_the_data": "dirichlet bernoullis",
+        "test_maximum_likelihood_matches_moments": "gaussian_precision",
+    },
+    "test_geometry_laws.py": {
+        "test_metric_is_the_hessian_of_the_dissimilarity_at_coincidence": (
+            "dirichlet beta gammas negative_binomial product_family"
+        ),
+    },
+    "test_family_extremes.py": {
+        "test_log_partition_moments_and_fisher": (
+            "float32-beta float32-dirichlet float32-gamma float32-gaussian float64-beta float64-gamma"
+        ),
+        "test_float32_agrees_with_float64": "beta dirichlet diagonal_gaussian",
+    },
+    "test_kfac_exact.py": {
+        "test_deep_linear_networks": "reduce-True expand-False",
+        "test_convolutions_are_exact_where_they_should_be": "transposed dilated",
+        "test_factors_are_those_of_curvlinops": "seq_ce conv_ce",
+    },
+    "test_kfac_laws.py": {"test_corrected_eigenvalues_are_nearest_and_keep_the_trace": "tied_mixed"},
+    "test_per_example.py": {
+        "test_statistics_equal_brute_force": "pinn transformer_tied",
+        "test_a_small_budget_changes_nothing": "convnet",
+    },
+    "test_diagonal.py": {"test_exact_diagonal_and_gram_equal_brute_force": "charted attention dissimilar"},
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        cases = SLOW_CASES.get(item.path.name, {}).get(getattr(item, "originalname", None), "").split()
+        if cases and item.callspec.id in cases:
+            item.add_marker("slow")
+
+
 @pytest.fixture(autouse=True)
 def arithmetic(request):
     """Float64 without implicit promotion, unless the test is marked otherwise."""

@@ -85,7 +85,7 @@ def damped_by_factors(block, damping):
         return DiagonalBlock(block.values + damping)
     if not isinstance(block, KroneckerBlock):
         return type(block)(block.matrix + damping * identity(block.matrix))
-    mean = lambda F: jnp.trace(F, axis1=2, axis2=3)[..., None, None] / F.shape[-1]
+    mean = lambda F: jnp.mean(jnp.diagonal(F, axis1=2, axis2=3), axis=(1, 2))[:, None, None, None]
     ratio = jnp.sqrt(mean(block.A) / mean(block.G))
     A = block.A + ratio * damping**0.5 * identity(block.A)
     return KroneckerBlock(A, block.G + damping**0.5 / ratio * identity(block.G))

@@ -224,6 +224,17 @@ def test_models_that_couple_examples_and_odd_parameters():
         opt.report(opt.init(params, (x, y)))
 
 
+def test_losses_and_parameters_that_are_no_numbers():
+    params, (x, _) = parts()
+    vector = ng.Objective(lambda z, y: z**2, ng.Euclidean())
+    with pytest.raises(ValueError, match="loss of one example must be one number, but has shape \\(3,\\)"):
+        ng.NaturalGradient(model, vector, ng.Exact()).init(params, (x, None))
+        opt = ng.NaturalGradient(model, vector, ng.Exact())
+        jax.eval_shape(opt.step, params, opt.init(params, (x, None)), (x, None))
+    with pytest.raises(TypeError, match="got the Python number 0.5 at `params\\['rate'\\]`"):
+        ng.NaturalGradient(lambda p, x: model(p, x), ng.LeastSquares()).init({**params, "rate": 0.5}, (x, None))
+
+
 def test_fallbacks_are_warned_of_when_a_run_begins():
     params, x = {"w": normal(1, 16, 12)}, normal(2, 6, 16)
     mask = jnp.asarray(normal(3, 16, 12) > 0).astype(x.dtype)

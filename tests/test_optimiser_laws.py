@@ -58,6 +58,7 @@ def one_step(opt, params, batch, key=None):
     return jax.jit(opt.step)(params, opt.init(params, batch), batch, key)
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_a_step_solves_with_the_damped_metric(name):
     params, x, y = parts()
@@ -74,6 +75,7 @@ def test_a_step_solves_with_the_damped_metric(name):
     assert bool(info.accepted) and info.result == ng.STEP_RESULTS.successful
 
 
+@pytest.mark.compat
 def test_factored_damping_is_that_of_the_metric():
     params, x, y = parts()
     opt = ng.NaturalGradient(

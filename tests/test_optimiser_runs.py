@@ -52,6 +52,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.compat
 def test_a_hundred_steps_are_one_trace_and_one_scan():
     params, batch = parts()
     _, state, opt = default()
@@ -119,12 +120,15 @@ def test_thresholds_of_levenberg_and_marquardt(ratio, rejected, expected):
     damping = ng.LevenbergMarquardt(initial=1.0, every=2, minimum=0.9, maximum=3.0)
     state = damping.start(damping.init(), jnp.asarray(5.0))
     number = jnp.asarray
-    outcome = Outcome(number(1), number(10.0), number(10.0 - ratio), number(1.0), number(rejected))
+    outcome = Outcome(number(1), number(10.0), number(10.0 - ratio), number(1.0), number(rejected), number(0.0))
     found = damping.strength(damping.update(state, outcome), number(2))
+    kept = damping.update(state, outcome._replace(steps=number(2), is_rejected=number(False)))
+    assert float(kept.strength) == float(state.strength)
     np.testing.assert_allclose(found, np.clip(expected, 0.9, 3.0), rtol=1e-12)
     assert [bool(damping.wants_loss_after(number(k))) for k in range(4)] == [False, True, False, True]
 
 
+@pytest.mark.compat
 def test_a_batch_with_nan_takes_the_run_back_and_no_further():
     params, (x, y) = parts()
     step, state, _ = default()
@@ -138,7 +142,9 @@ def test_a_batch_with_nan_takes_the_run_back_and_no_further():
     assert same(restored.structure.average, later.structure.average)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((back, restored)))
     again, more, info = step(back, restored, (x, y), jax.random.key(11))
-    assert bool(info.accepted) and int(more.rejections) == 0
+    assert bool(info.accepted) and int(more.rejections) == 1
+    _, more, _ = step(again, more, (x, y), jax.random.key(12))
+    assert int(more.rejections) == 0
     _, _, infos = run(step, back, restored, broken, 11)
     assert infos[0].result == ng.STEP_RESULTS.restored
     assert infos[-1].result == ng.STEP_RESULTS.too_many_rejections
@@ -187,6 +193,102 @@ def test_a_loss_that_explodes_is_taken_back():
     assert same(back, params) and info.result == ng.STEP_RESULTS.restored and float(info.loss) > 10
 
 
+def test_batches_of_different_difficulty_are_all_accepted():
+    """A loss is high because of its batch, not because of the last step."""
+    linear = lambda params, x: x @ params
+    x, w = normal(1, 16, 3), jnp.zeros((3, 1))
+    batches = [(x, 0.1 * x[:, :1]), (x, 30.0 + x[:, :1])]
+    opt = ng.NaturalGradient(linear, ng.LeastSquares(), ng.Exact(), ng.ConstantDamping(1.0), ng.ConstantStep(0.1))
+    step, state = jax.jit(opt.step), opt.init(w, batches[0])
+    for number in range(40):
+        w, state, info = step(w, state, batches[number % 2])
+        assert bool(info.accepted)
+
+
+def test_steps_that_are_always_taken_back_are_given_up():
+    params, batch = parts()
+    opt = ng.NaturalGradient(
+        model, ng.Categorical(), ng.Exact(), ng.ConstantDamping(1e-3), ng.ConstantStep(300.0), max_rejections=3
+    )
+    _, _, infos = run(jax.jit(opt.step), params, opt.init(params, batch), batch, 12)
+    assert any(bool(info.result == ng.STEP_RESULTS.too_many_rejections) for info in infos)
+
+
+@pytest.mark.parametrize("damping", [ng.ConstantDamping, ng.LevenbergMarquardt])
+def test_damping_starts_with_the_first_batch_that_is_sound(damping):
+    params, (x, y) = parts()
+    opt = ng.NaturalGradient(model, ng.Categorical(), ng.Diagonal(), damping(), ng.ConstantStep(0.01))
+    step, state = jax.jit(opt.step), opt.init(params, (x, y))
+    _, state, _ = step(params, state, (x.at[0].set(jnp.nan), y))
+    _, state, info = step(params, state, (x, y))
+    _, _, fresh = step(params, opt.init(params, (x, y)), (x, y))
+    np.testing.assert_allclose(info.damping, fresh.damping, rtol=1e-12)
+    assert bool(info.accepted)
+
+
+def test_weight_decay_is_no_momentum():
+    still = lambda w, x: x @ (0.0 * w)
+    opt = ng.NaturalGradient(
+        still,
+        ng.LeastSquares(),
+        ng.Diagonal(),
+        ng.ConstantDamping(1.0),
+        ng.ConstantStep(0.1),
+        ng.HeavyBall(0.9),
+        weight_decay=0.1,
+    )
+    w, x = jnp.ones((2, 1)), normal(1, 4, 2)
+    step, state = jax.jit(opt.step), opt.init(w, (x, None))
+    for _ in range(20):
+        w, state, _ = step(w, state, (x, None))
+    np.testing.assert_allclose(w, 0.99**20 * np.ones((2, 1)), rtol=1e-10)
+
+
+def test_examples_without_weight_hurt_nobody():
+    """Padding: pieces and parts in which no example counts."""
+    params, (x, y) = parts()
+    padded = (x, y, jnp.ones(12).at[8:].set(0.0))
+    plain = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    pieces = ng.NaturalGradient(
+        model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1), micro_batches=3
+    )
+    losses = [float(jax.jit(o.step)(params, o.init(params, padded), padded)[2].loss) for o in (plain, pieces)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-12)
+    half = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(part=0.5), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    step, state = jax.jit(half.step), half.init(params, padded)
+    moved, state, _ = step(params, state, (x, y, jnp.asarray([0.0, 1.0] * 6)))
+    moved, state, info = step(moved, state, (x, y, jnp.ones(12)))
+    assert bool(info.accepted) and not same(moved, params)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.structure.average))
+
+
+def test_keys_of_different_steps_draw_different_samples():
+    from natgrad._optimiser.structure.cotangents import keys_of_examples
+
+    seen = [
+        np.asarray(jax.random.key_data(keys_of_examples(jax.random.key(k), 2, 5, n))) for k in range(4) for n in (0, 1)
+    ]
+    assert len(np.unique(np.concatenate([each.reshape(-1, 2) for each in seen]), axis=0)) == 8 * 10
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_damping_stays_put_at_the_minimum():
+    x = normal(1, 20, 3).astype(jnp.float32)
+    y = x @ jnp.ones((3, 1), jnp.float32)
+    w = jnp.zeros((3, 1), jnp.float32)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), ng.Exact())
+    step, state = jax.jit(opt.step), opt.init(w, (x, y))
+    strengths = []
+    for _ in range(60):
+        w, state, info = step(w, state, (x, y))
+        strengths.append(float(info.damping))
+    assert max(strengths) <= strengths[0] and float(info.loss) < 1e-10
+    for _ in range(80):
+        w, state, info = step(w, state, (x * jnp.nan, y))
+    assert np.isfinite(state.damping.strength)
+
+
 def test_checkpoints_continue_bit_by_bit(tmp_path):
     params, batch = parts()
     step, state, opt = default()
@@ -220,6 +322,9 @@ def test_a_directory_keeps_the_newest_checkpoints_and_says_what_is_broken(tmp_pa
     assert store.restore(jnp.zeros(3))[0] == 9 and float(store.restore(jnp.zeros(3), step=5)[1][0]) == 5
     with pytest.raises(FileNotFoundError, match="no checkpoint of step 1 .*Steps there: \\[5, 9\\]"):
         store.restore(jnp.zeros(3), step=1)
+    assert store.save(2, jnp.zeros(3)).exists() and store.steps() == [2, 9]
+    store.save(5, jnp.full(3, 5.0))
+    assert store.steps() == [5, 9]
     newest = tmp_path / "run" / "step-000000009.npz"
     whole = newest.read_bytes()
     newest.write_bytes(whole[: len(whole) // 2])

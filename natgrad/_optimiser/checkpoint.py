@@ -72,7 +72,8 @@ class Checkpoints:
     def save(self, step: int, tree: PyTree) -> Path:
         path = self.directory / f"step-{step:09d}.npz"
         save_checkpoint(path, tree)
-        for old in self.steps()[: -self.keep]:
+        others = [other for other in self.steps() if other != step]
+        for old in others[: max(0, len(others) + 1 - self.keep)]:
             (self.directory / f"step-{old:09d}.npz").unlink(missing_ok=True)
         return path
 
@@ -121,9 +122,10 @@ def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def _check_same(described: list[dict], wanted: list, path: Any) -> None:
-    facts = lambda leaf: (str(getattr(leaf, "dtype", type(leaf).__name__)), list(jnp.shape(leaf)))
-    expected = {jax.tree_util.keystr(key_path): facts(_bare(leaf)) for key_path, leaf in wanted}
-    given = {each["path"]: (each["dtype"], list(each["shape"])) for each in described}
+    facts = lambda leaf: ("key of " * _is_key(leaf) + str(_bare(leaf).dtype), list(_bare(leaf).shape))
+    expected = {jax.tree_util.keystr(key_path): facts(leaf) for key_path, leaf in wanted}
+    kind = lambda each: "key of " if each["key"] else ""
+    given = {each["path"]: (kind(each) + each["dtype"], list(each["shape"])) for each in described}
     if list(expected) != list(given):
         missing, extra = [p for p in expected if p not in given], [p for p in given if p not in expected]
         raise ValueError(
@@ -140,21 +142,26 @@ def _check_same(described: list[dict], wanted: list, path: Any) -> None:
 
 
 def _as_numpy(leaf: Any) -> tuple[np.ndarray, str | None]:
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if _is_key(leaf):
         return np.asarray(jax.random.key_data(leaf)), str(jax.random.key_impl(leaf))
     return np.asarray(leaf), None
 
 
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
 def _bare(leaf: Any) -> Any:
     """A key as the words it is made of, anything else as an array or its shape."""
-    if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if _is_key(leaf):
         return jax.eval_shape(jax.random.key_data, leaf)
     return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
 
 
 def _like_leaf(array: np.ndarray, kind: str | None, leaf: Any) -> Any:
     if kind is not None:
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
+        keys = jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
+        return jax.device_put(keys, getattr(leaf, "sharding", None))
     if isinstance(leaf, bool | int | float):
         return type(leaf)(array.item())
     if isinstance(leaf, np.ndarray):

@@ -12,8 +12,10 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
     """Outcomes of a step: those of its solve, and these."""
 
     restored = (
-        "The loss or its gradient was not finite, or the loss far above those before, so the step went back to the "
-        "parameters before the last one, with more damping. Look for NaN in the batch, or lower the learning rate."
+        "The loss or its gradient was not finite, or the last step raised the loss far above its usual values, so the "
+        "step went back to the "
+        "parameters before the last one, with more damping where that is adaptive. Look for NaN in the batch, or lower "
+        "the learning rate."
     )
     rejected = (
         "The step would not have lowered the loss, so the parameters stay as they were. With adaptive damping the next "
@@ -25,20 +27,21 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "a learning rate or a damping that cannot work."
     )
     kept_inverse = (
-        "Some factor could not be inverted as it was: its damping was raised above rounding, or the previous inverse "
-        "was used for it. Raise the damping, or use float64."
+        "Some factor could not be inverted when that was last due, and the inverse before it is still in use. Raise "
+        "the damping, or use float64."
     )
 
 
 class Info(NamedTuple):
-    """What happened in a step. Quantities that the chosen parts do not compute are NaN.
+    r"""What happened in a step. Quantities that the chosen parts do not compute are NaN.
 
     - `loss`: before the step, over the whole batch, penalties included; `loss_after` it.
     - `damping`: the strength that was used.
     - `step_size`: how much of the natural gradient was taken, and `momentum` how much of the last update.
     - `predicted_decrease` of the loss by the quadratic model with the exact metric, and `actual_decrease`.
     - `divergence`: how far the outputs moved, in the geometry, and `predicted_divergence` by its quadratic model.
-    - `cosine` of the angle between the step and the exact natural gradient's direction, measured in the metric.
+    - `cosine`: $-g(d)\,/\,|d|_{G+D}\,|g|$, with the exact metric $G$ and $|g|$ by the inverse that the structure stands
+      for: one for a step along the natural gradient if that is exact.
     - `accepted`: whether the step was taken.
     - `result`: a member of `STEP_RESULTS`, whose text says what happened.
     - `failures`: how often a factor could not be inverted as it was, so far.

@@ -1,6 +1,7 @@
 """The optimiser: a problem, a structure for its metric, damping, a step rule and momentum, put together."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -28,8 +29,8 @@ from natgrad._optimiser.structure.base import AbstractStructure, Direction, Mome
 from natgrad._optimiser.structure.kfac import KFAC
 from natgrad._types import Key, Scalar
 
-# How many times the usual loss counts as divergence.
-DIVERGING = 10.0
+# How many times its usual spread a loss has to be above its mean for the last step to be looked at again.
+SUSPICIOUS = 3.0
 
 
 class State(NamedTuple):
@@ -41,9 +42,14 @@ class State(NamedTuple):
     # The last update, and the parameters and the update before it, to go back to; all as vectors.
     last: Vector
     before: tuple[Vector, Vector]
+    # How many steps were rejected without two in a row that were not, and whether the last one was.
     rejections: Int[Array, ""]
-    # The running average of the size of the loss.
-    scale: Scalar
+    was_rejected: Bool[Array, ""]
+    # Whether there was a sound step yet; the loss then; and running averages of the loss and of its spread.
+    is_started: Bool[Array, ""]
+    first_loss: Scalar
+    mean_loss: Scalar
+    spread: Scalar
 
 
 def is_floating(leaf: Any) -> bool:
@@ -126,11 +132,13 @@ class NaturalGradient:
         """The state before the first step. `batch` may be shapes (`jax.ShapeDtypeStruct`), and so may `params`."""
         trained, fixed = self._partition(params)
         check_params(trained, "`NaturalGradient.init`")
+        _refuse_numbers(params)
         if self.check:
             for bound in self._bind(fixed, batch):
                 check_independent(bound.model, trained, bound.batch.x, "`NaturalGradient.init`")
-        initial = lambda trained, batch: self._initial(trained, fixed, batch)
-        shapes = jax.eval_shape(initial, _tree.structure(trained), batch)
+        arrays, others = eqx.partition(fixed, lambda leaf: hasattr(leaf, "dtype"))
+        initial = lambda trained, arrays, batch: self._initial(trained, eqx.combine(arrays, others), batch)
+        shapes = jax.eval_shape(initial, _tree.structure(trained), arrays, batch)
         self.structure.inspect(shapes.structure)
         # By NumPy, which compiles nothing.
         return jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), shapes)
@@ -153,7 +161,9 @@ class NaturalGradient:
         trained, fixed = self._partition(params)
         own, others = eqx.partition(gradient, jax.tree.map(lambda leaf: leaf is not None, trained, is_leaf=_is_none))
         before, after, state, info = self._advance(trained, fixed, own, state, batch, key)
-        return eqx.combine(_tree.flatten(trained)[1](after - before), others), state, info
+        # What others in a chain make of an update is theirs, so there is no going back here.
+        change = jnp.where(info.accepted, after - before, 0.0)
+        return eqx.combine(_tree.flatten(trained)[1](change), others), state, info
 
     def report(self, state: State) -> StructureReport:
         """The structure that every parameter got, for `KFAC` and `EKFAC`."""
@@ -184,14 +194,13 @@ class NaturalGradient:
         penalty = lambda w: (dot(w, penalties * w) / 2).astype(loss.dtype)
         if any(l2):
             loss, g = loss + penalty(w), g + penalties * w
-        # A loss far above those before, unless the last step went back because of one.
-        is_far = loss.astype(state.scale.dtype) > DIVERGING * state.scale
-        is_diverging = is_far & (state.steps > 0) & (state.rejections == 0)
-        is_sound = jnp.isfinite(loss) & jnp.isfinite(dot(g, g)) & ~is_diverging
-        moment = Moment(state.steps, state.rejections > 0)
+        plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
+        loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
+        is_sound = jnp.isfinite(loss) & jnp.isfinite(dot(g, g)) & ~_is_diverging(state, loss, loss_of)
+        moment = Moment(state.steps, state.was_rejected)
 
         solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_sound)
-        strengths = self._started(state, solver, evaluation, key)
+        strengths = self._started(state, solver, evaluation, key, is_sound)
         added = added._replace(strength=self.damping.strength(strengths, state.steps))
         self.structure.check(added)
         solver = self.structure.refresh(solver, added, moment)
@@ -202,36 +211,36 @@ class NaturalGradient:
         direction = -_tree.flatten(found.vector)[0].astype(w.dtype)
 
         momentum = self.momentum.coefficient(state.steps)
-        plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
-        loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
         context = Context(
             w, loss, g, direction, state.last, momentum, state.steps, entries, penalties, evaluation, unflatten, loss_of
         )
-        proposal = self._proposed(context)
+        rounding = _rounding(loss, state)
+        proposal = self._proposed(context, rounding)
         after, new, info = self._concluded(context, proposal, found, added, state, is_sound)
-        damping = self.damping.update(strengths, Outcome.of(info, state.steps))
+        damping = self.damping.update(strengths, Outcome.of(info, state.steps, rounding))
         aux = self._aux(eqx.combine(params, fixed), batch) if self.has_aux else None
         return w, after, new._replace(structure=solver, damping=damping), info._replace(aux=aux)
 
-    def _proposed(self, context: Context) -> Proposal:
+    def _proposed(self, context: Context, rounding: Scalar) -> Proposal:
         """The step that the rule would take, with what damping has to know about it."""
         proposal = self.rule.propose(context)
         if self.weight_decay:
-            shrunk = self.weight_decay * jnp.asarray(proposal.step_size, context.params.dtype) * context.params
-            proposal = proposal._replace(update=proposal.update - shrunk)
+            rate = jnp.asarray(proposal.step_size, context.params.dtype)
+            proposal = proposal._replace(beside=-self.weight_decay * rate * context.params)
         if not self.damping.is_adaptive:
             return proposal
         if proposal.predicted_decrease is None:
-            model, one = context.quadratic(proposal.update), jnp.ones(1, context.loss.dtype)
+            model, one = context.quadratic(proposal.update + proposal.beside), jnp.ones(1, context.loss.dtype)
             proposal = proposal._replace(
                 predicted_decrease=model.decrease(one), predicted_divergence=model.divergence(one)
             )
         if proposal.loss_after is None:
             wanted = self.damping.wants_loss_after(context.steps)
             unknown = jnp.full((), jnp.nan, context.loss.dtype)
-            after = lambda: context.loss_at(context.params + proposal.update).astype(unknown.dtype)
+            moved = context.params + proposal.update + proposal.beside
+            after = lambda: context.loss_at(moved).astype(unknown.dtype)
             loss_after = jax.lax.cond(wanted, after, lambda: unknown)
-            is_accepted = jnp.where(wanted, _is_no_worse(loss_after, context.loss), True)
+            is_accepted = jnp.where(wanted, loss_after <= context.loss + rounding, True)
             proposal = proposal._replace(loss_after=loss_after, is_accepted=is_accepted)
         return proposal
 
@@ -241,18 +250,24 @@ class NaturalGradient:
         """Take the step, or stay, or go back."""
         update = proposal.update
         is_accepted = is_sound & proposal.is_accepted & jnp.isfinite(dot(update, update))
-        rejections = jnp.where(is_accepted, 0, state.rejections + 1)
+        # A step that is accepted may yet be taken back by the next.
+        unless_back = jnp.where(state.was_rejected, state.rejections, 0)
+        rejections = jnp.where(is_accepted, unless_back, state.rejections + 1)
         can_go_back = ~is_sound & (state.steps > 0)
         now = context.params, state.last
         choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
-        after = choose(context.params + update, state.before[0], context.params)
+        after = choose(context.params + update + proposal.beside, state.before[0], context.params)
         last = choose(update, state.before[1], state.last)
         is_new = is_accepted | (state.steps == 0)
         before = tuple(jnp.where(is_new, a, b) for a, b in zip(now, state.before, strict=True))
 
         number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
-        rejected = STEP_RESULTS.where(is_sound, STEP_RESULTS.rejected, STEP_RESULTS.restored)
-        rejected = STEP_RESULTS.where(rejections > self.max_rejections, STEP_RESULTS.too_many_rejections, rejected)
+        results: Any = STEP_RESULTS
+        unsolved = [results.not_positive_definite, results.inaccurate, results.not_finite]
+        is_unsolved = functools.reduce(jnp.logical_or, [found.result == each for each in unsolved])
+        rejected = results.where(is_unsolved, found.result, results.rejected)
+        rejected = results.where(is_sound, rejected, results.restored)
+        rejected = results.where(rejections > self.max_rejections, results.too_many_rejections, rejected)
         info = Info(
             loss=context.loss,
             loss_after=number(proposal.loss_after),
@@ -265,20 +280,23 @@ class NaturalGradient:
             predicted_divergence=number(proposal.predicted_divergence),
             cosine=number(proposal.cosine),
             accepted=is_accepted,
-            result=STEP_RESULTS.where(is_accepted, found.result, rejected),
+            result=results.where(is_accepted, found.result, rejected),
             failures=found.failures,
             aux=None,
         )
-        size = jnp.abs(context.loss).astype(state.scale.dtype)
-        scale = jnp.where(is_accepted, jnp.where(state.steps == 0, size, 0.9 * state.scale + 0.1 * size), state.scale)
-        state = state._replace(steps=state.steps + 1, last=last, before=before, rejections=rejections, scale=scale)
+        state = _remembered(state, context.loss, is_sound)
+        state = state._replace(
+            steps=state.steps + 1, last=last, before=before, rejections=rejections, was_rejected=~is_accepted
+        )
         return after, state, info
 
     def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
         return _tree.flatten(self.structure.diagonal(solver, evaluation.parts))[0]
 
-    def _started(self, state: State, solver: PyTree, evaluation: Evaluation, key: Key | None) -> PyTree:
-        """The state of the damping, which at the first step may depend on the metric."""
+    def _started(
+        self, state: State, solver: PyTree, evaluation: Evaluation, key: Key | None, is_sound: Array
+    ) -> PyTree:
+        """The state of the damping, which at the first sound step may depend on the metric."""
         if not self.damping.needs_mean:
             return state.damping
         is_relative = self.damping.shape == "diagonal"
@@ -287,7 +305,7 @@ class NaturalGradient:
             mean = 1.0 if is_relative else self.structure.mean_eigenvalue(solver, evaluation.parts, key)
             return self.damping.start(state.damping, jnp.asarray(mean, float))
 
-        return jax.lax.cond(state.steps == 0, start, lambda: state.damping)
+        return jax.lax.cond(is_sound & ~state.is_started, start, lambda: state.damping)
 
     def _initial(self, trained: PyTree, fixed: PyTree, batch: Any) -> State:
         evaluation = self._evaluate(self._bind(fixed, batch), trained, jnp.array(0))
@@ -298,7 +316,8 @@ class NaturalGradient:
         self.structure.check(added)
         structure = self.structure.init(evaluation.parts, jax.random.key(0), added)
         w = _tree.flatten(trained)[0]
-        return State(jnp.array(0), structure, damping, w, (w, w), jnp.array(0), jnp.zeros(()))
+        no, zero = jnp.array(False), jnp.zeros(())
+        return State(jnp.array(0), structure, damping, w, (w, w), jnp.array(0), no, no, zero, zero, zero)
 
     def _evaluate(self, problem: list[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)
@@ -333,10 +352,46 @@ def _names(params: PyTree) -> tuple[str, ...]:
     return tuple("params" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
 
 
-def _is_no_worse(loss_after: Scalar, loss: Scalar) -> Bool[Array, ""]:
-    """Whether a loss has not risen by more than rounding."""
-    return loss_after <= loss + 10 * jnp.finfo(loss.dtype).eps * jnp.abs(loss)
+def _rounding(loss: Scalar, state: State) -> Scalar:
+    """How much a loss may rise by rounding alone: relative to itself, and where it vanishes, as squares do, to what it
+    was at first."""
+    eps = jnp.finfo(loss.dtype).eps
+    first = jnp.where(state.is_started, state.first_loss, 0.0).astype(loss.dtype)
+    return 10 * eps * jnp.abs(loss) + 100 * eps**2 * jnp.abs(first)
+
+
+def _is_diverging(state: State, loss: Scalar, loss_of: Callable[[Vector], Scalar]) -> Bool[Array, ""]:
+    """Whether the loss is far above its mean because the last step raised it so, and not because of its batch."""
+    own = loss.astype(state.mean_loss.dtype)
+    far = SUSPICIOUS * state.spread + _rounding(loss, state).astype(own.dtype)
+    is_suspicious = (own > state.mean_loss + far) & state.is_started & ~state.was_rejected
+    rose = lambda: own > loss_of(state.before[0]).astype(own.dtype) + far
+    return jax.lax.cond(is_suspicious, rose, lambda: jnp.array(False))
+
+
+def _remembered(state: State, loss: Scalar, is_sound: Bool[Array, ""]) -> State:
+    """The state with the loss of a sound step among its averages."""
+    own = loss.astype(state.mean_loss.dtype)
+    new = jnp.where(is_sound, own, state.mean_loss)
+    first = is_sound & ~state.is_started
+    return state._replace(
+        is_started=state.is_started | is_sound,
+        first_loss=jnp.where(first, own, state.first_loss),
+        mean_loss=jnp.where(first, own, 0.9 * state.mean_loss + 0.1 * new),
+        # At first, for want of more, as large as the loss.
+        spread=jnp.where(first, jnp.abs(own), 0.9 * state.spread + 0.1 * jnp.abs(new - state.mean_loss)),
+    )
 
 
 def _is_none(leaf: Any) -> bool:
     return leaf is None
+
+
+def _refuse_numbers(params: PyTree) -> None:
+    """A Python number is no array here but would be one under `jit`."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if isinstance(leaf, float):
+            raise TypeError(
+                f"`NaturalGradient.init` got the Python number {leaf} at `params{jax.tree_util.keystr(path)}`. Make it "
+                "an array to train it, or close over it in the model."
+            )

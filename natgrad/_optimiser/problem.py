@@ -64,9 +64,12 @@ class Batch(NamedTuple):
         return float(self.size) if self.weights is None else jnp.sum(self.weights)
 
     def mean(self, values: Float[Array, " N"]) -> Scalar:
+        """The mean over examples, weighted; zero if none of them counts."""
         if self.weights is None:
             return jnp.mean(values)
-        return jnp.sum(self.weights.astype(values.dtype) * values) / jnp.sum(self.weights).astype(values.dtype)
+        weights = self.weights.astype(values.dtype)
+        total = jnp.sum(weights)
+        return jnp.sum(weights * values) / jnp.where(total > 0, total, 1.0)
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":
         return Batch(*jax.tree.map(function, tuple(self)))
@@ -82,6 +85,11 @@ class Bound(NamedTuple):
     def losses(self, z: Output) -> Float[Array, " N"]:
         """The loss of every example."""
         each = jax.vmap(self.term.objective.loss)(z, self.batch.y)
+        if each.ndim != 1:
+            raise ValueError(
+                f"The loss of one example must be one number, but has shape {each.shape[1:]}. Sum over the entries of "
+                "the output."
+            )
         return _tree.at_least_float32(each)
 
     def loss(self, params: PyTree) -> Scalar:
@@ -126,7 +134,7 @@ def as_batch(data: Any, subject: str) -> Batch:
     batch = Batch(*data)
     if batch.x is None:
         # A model without data has one example, without an axis for it.
-        return Batch(None, jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], batch.y))
+        return Batch(None, jax.tree.map(_with_examples, batch.y))
     count = num_examples(batch.x, subject)
     for name, part in (("y", batch.y), ("weights", batch.weights)):
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(part)]
@@ -138,3 +146,10 @@ def as_batch(data: Any, subject: str) -> Batch:
     if batch.weights is not None and jnp.shape(batch.weights) != (count,):
         raise ValueError(f"{subject}: `weights` needs one number an example, but has {jnp.shape(batch.weights)}.")
     return batch
+
+
+def _with_examples(leaf: Any) -> Any:
+    """An array, or its shape, with an axis of one example in front."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)
+    return jnp.asarray(leaf)[None]

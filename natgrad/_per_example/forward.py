@@ -61,7 +61,9 @@ def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, sub
 def forward_pass(model: Callable, params: PyTree, x: PyTree, *, in_axes: PyTree, budget: int, subject: str) -> Forward:
     """Find the sites of a model, and run the batch once."""
     trace, leaves = _traced(model, params, x, in_axes, budget, subject)
-    return _forward(trace, leaves, x, tapped(trace, leaves, x), budget, subject)
+    forward = _forward(trace, leaves, x, tapped(trace, leaves, x), budget)
+    require(forward.z, [finite(forward.z)], f"{subject}: the output of the model", traced=False)
+    return forward
 
 
 def forward_with_derivative(
@@ -70,7 +72,7 @@ def forward_with_derivative(
     """As `forward_pass`, and from the same run the map from a change of the parameters to that of the outputs."""
     trace, leaves = _traced(model, params, x, in_axes, budget, subject)
     run, push = tapped_with_derivative(trace, leaves, x)
-    return _forward(trace, leaves, x, run, budget, subject), push
+    return _forward(trace, leaves, x, run, budget), push
 
 
 def _traced(model, params, x, in_axes, budget: int, subject: str) -> tuple[Trace, list[Any]]:
@@ -80,11 +82,9 @@ def _traced(model, params, x, in_axes, budget: int, subject: str) -> tuple[Trace
     return trace, [jnp.asarray(leaf) for leaf in trace.leaves(params, x)]
 
 
-def _forward(trace: Trace, leaves: list[Any], x: PyTree, run: Tapped, budget: int, subject: str) -> Forward:
+def _forward(trace: Trace, leaves: list[Any], x: PyTree, run: Tapped, budget: int) -> Forward:
     routes = tuple(find_route(uses_of(trace.sites, leaf), leaf, trace.lengths) for leaf in range(len(trace.names)))
-    forward = Forward(trace, routes, leaves, x, run, Budget(budget))
-    require(forward.z, [finite(forward.z)], f"{subject}: the output of the model", traced=False)
-    return forward
+    return Forward(trace, routes, leaves, x, run, Budget(budget))
 
 
 def per_example(

@@ -72,10 +72,10 @@ class CopyOf:
             rank = len(value.aval.shape) - len(inner.aval.shape)
             placed = spread(placed, inner.loops, value.loops, self.lengths)
             loops = len(value.loops)
-            placed = placed.reshape(*placed.shape[:loops], *(1,) * rank, *placed.shape[loops:])
+            placed = placed.reshape((*placed.shape[:loops], *(1,) * rank, *placed.shape[loops:]))
             over = np if isinstance(placed, np.ndarray) else jnp
             return over.broadcast_to(placed, self._shape(value))
-        if isinstance(placed, np.ndarray) and len(value.operands) == 1 and not value.loops:
+        if isinstance(placed, np.ndarray) and name in compat.BY_NUMPY and not value.loops:
             return compat.moved(value.eqn, placed)
         beside = [_beside(operand, fill, placed.dtype) for operand in value.operands]
         beside[k] = (placed, inner.loops)

@@ -64,6 +64,6 @@ def _known(value: Any, known: dict, lengths: dict[int, int]) -> Any:
 def spread(x: Any, own: tuple[int, ...], loops: tuple[int, ...], lengths: dict[int, int]) -> Any:
     """A value with the axes of its own loops in front, repeated along the other loops of a site."""
     rest = x.shape[len(own) :]
-    aligned = x.reshape(*(lengths[loop] if loop in own else 1 for loop in loops), *rest)
+    aligned = x.reshape((*(lengths[loop] if loop in own else 1 for loop in loops), *rest))
     over = np if isinstance(x, np.ndarray) else jnp
     return over.broadcast_to(aligned, (*(lengths[loop] for loop in loops), *rest))

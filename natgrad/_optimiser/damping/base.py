@@ -56,17 +56,19 @@ class Added(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a step. The loss after it and the predicted decrease are NaN where they were not computed."""
+    """What came of a step. The loss after it and the predicted decrease are NaN where they were not computed. Decreases
+    below `rounding` say nothing."""
 
     steps: Int[Array, ""]
     loss: Scalar
     loss_after: Scalar
     predicted_decrease: Scalar
     is_rejected: Bool[Array, ""]
+    rounding: Scalar
 
     @classmethod
-    def of(cls, info: Info, count: Int[Array, ""]) -> "Outcome":
-        return cls(count, info.loss, info.loss_after, info.predicted_decrease, ~info.accepted)
+    def of(cls, info: Info, steps: Int[Array, ""], rounding: Scalar) -> "Outcome":
+        return cls(steps, info.loss, info.loss_after, info.predicted_decrease, ~info.accepted, rounding)
 
 
 class AbstractDamping(eqx.Module):
@@ -89,15 +91,15 @@ class AbstractDamping(eqx.Module):
         return state
 
     @abstractmethod
-    def strength(self, state: PyTree, count: Int[Array, ""]) -> Any: ...
+    def strength(self, state: PyTree, steps: Int[Array, ""]) -> Any: ...
 
     def update(self, state: PyTree, outcome: Outcome) -> PyTree:
         del outcome
         return state
 
-    def wants_loss_after(self, count: Int[Array, ""]) -> Bool[Array, ""] | bool:
+    def wants_loss_after(self, steps: Int[Array, ""]) -> Bool[Array, ""] | bool:
         """Whether the loss after this step, and the decrease that was predicted, are needed."""
-        del count
+        del steps
         return False
 
     @property

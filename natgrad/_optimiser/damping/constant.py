@@ -28,10 +28,10 @@ class ConstantDamping(AbstractDamping):
     def start(self, state, mean_eigenvalue):
         return self.scale * mean_eigenvalue if self.value is None else state
 
-    def strength(self, state, count):
+    def strength(self, state, steps):
         if self.value is None:
             return state
-        return self.value(count) if callable(self.value) else self.value
+        return self.value(steps) if callable(self.value) else self.value
 
     @property
     def needs_mean(self):

@@ -10,6 +10,7 @@ from natgrad._types import Scalar
 class LevenbergMarquardtState(NamedTuple):
     strength: Scalar
     minimum: Scalar
+    maximum: Scalar
 
 
 class LevenbergMarquardt(AbstractDamping):
@@ -21,7 +22,8 @@ class LevenbergMarquardt(AbstractDamping):
 
     - `initial`: where to start. By default at the mean eigenvalue of the metric of the first batch, which needs no
       tuning since it has the units of the metric.
-    - `minimum`: where to stop. By default at the part of the mean eigenvalue that is lost in rounding.
+    - `minimum`, `maximum`: where to stop. By default at the part of the mean eigenvalue that is lost in rounding, and
+      at that of which the mean eigenvalue is lost.
     - `shape`, `multipliers`: as for `ConstantDamping`.
     """
 
@@ -32,7 +34,7 @@ class LevenbergMarquardt(AbstractDamping):
     high: float = 0.75
     growth: float = 4.0
     minimum: float | None = None
-    maximum: float = jnp.inf
+    maximum: float | None = None
     shape: str = "identity"
     multipliers: Mapping[str, float] | None = None
 
@@ -50,33 +52,32 @@ class LevenbergMarquardt(AbstractDamping):
             )
 
     def init(self):
-        return LevenbergMarquardtState(jnp.zeros(()), jnp.zeros(()))
+        return LevenbergMarquardtState(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
 
     def start(self, state, mean_eigenvalue):
         mean = mean_eigenvalue.astype(state.strength.dtype)
         mean = jnp.where(jnp.isfinite(mean) & (mean > 0), mean, 1.0)
-        rounding = jnp.finfo(mean.dtype).eps * mean
-        initial = mean if self.initial is None else jnp.asarray(self.initial, mean.dtype)
-        return LevenbergMarquardtState(
-            initial, rounding if self.minimum is None else jnp.asarray(self.minimum, mean.dtype)
-        )
+        given = lambda value, default: default if value is None else jnp.asarray(value, mean.dtype)
+        rounding = jnp.finfo(mean.dtype).eps
+        minimum, maximum = given(self.minimum, rounding * mean), given(self.maximum, mean / rounding)
+        return LevenbergMarquardtState(jnp.clip(given(self.initial, mean), minimum, maximum), minimum, maximum)
 
-    def strength(self, state, count):
+    def strength(self, state, steps):
         return state.strength
 
     def update(self, state, outcome):
         omega = self.decay**self.every
         ratio = (outcome.loss - outcome.loss_after) / outcome.predicted_decrease
         # Near the minimum both decreases are rounding, and their ratio says nothing.
-        rounding = 10 * jnp.finfo(outcome.loss.dtype).eps * jnp.abs(outcome.loss)
-        is_told = jnp.isfinite(ratio) & (outcome.predicted_decrease > rounding)
+        is_told = jnp.isfinite(ratio) & (outcome.predicted_decrease > outcome.rounding)
+        is_told &= self.wants_loss_after(outcome.steps)
         factor = jnp.where(ratio > self.high, omega, jnp.where(ratio < self.low, 1 / omega, 1.0))
         factor = jnp.where(outcome.is_rejected, self.growth, jnp.where(is_told, factor, 1.0))
-        strength = jnp.clip(factor * state.strength, state.minimum, self.maximum)
-        return state._replace(strength=strength.astype(state.strength.dtype))
+        strength = jnp.clip(factor.astype(state.strength.dtype) * state.strength, state.minimum, state.maximum)
+        return state._replace(strength=strength)
 
-    def wants_loss_after(self, count):
-        return (count + 1) % self.every == 0
+    def wants_loss_after(self, steps):
+        return (steps + 1) % self.every == 0
 
     @property
     def is_adaptive(self):

@@ -79,15 +79,15 @@ class Quadratic(NamedTuple):
         return c @ self.metric @ c / 2
 
     def cosine(self, c: Float[Array, " k"]) -> Scalar:
-        r"""Of the angle to the natural gradient, the first of the vectors standing for it:
-        $-g(d)\,/\,|d|_{G+D}\,|g|_{(G+D)^{-1}}$."""
+        r"""$-g(d)\,/\,|d|_{G+D}\,|g|$ for the first of the vectors, $-P g$, and $|g|^2 = g^\top P g$."""
         length = jnp.sqrt(jnp.maximum(c @ self.damped @ c, 0.0))
         steepest = jnp.sqrt(jnp.maximum(-self.slope[0], 0.0))
         return -(self.slope @ c) / jnp.where(length * steepest > 0, length * steepest, 1.0)
 
 
 class Proposal(NamedTuple):
-    """A step that a rule would take. What it did not compute is `None`."""
+    """A step that a rule would take, and what changes beside it without becoming momentum. What was not computed is
+    `None`."""
 
     update: Vector
     step_size: Any
@@ -98,6 +98,7 @@ class Proposal(NamedTuple):
     divergence: Any = None
     predicted_divergence: Any = None
     cosine: Any = None
+    beside: Any = 0.0
 
 
 class AbstractStep(eqx.Module):

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from natgrad import _tree
 from natgrad._metric.diagonal import draw, factor_columns
@@ -37,6 +38,13 @@ def keys_of_examples(key: Key, num_samples: int, count: int, number: int) -> Key
         keys = jax.random.split(jax.random.fold_in(key, number), num_samples * count)
         return keys.reshape(num_samples, count, *keys.shape[1:])
     numbers = jax.lax.iota(jnp.uint32, num_samples * count).reshape(num_samples, count)
-    # Any words make a key; a constant keeps these apart from the one that was given.
-    words = jnp.broadcast_to(data[0] ^ jnp.uint32(0x9E3779B9 + number), numbers.shape), data[1] ^ numbers
+    first = _mixed(data[0] ^ _mixed(data[1] + jnp.uint32(0x9E3779B9 + number)))
+    words = jnp.broadcast_to(first, numbers.shape), _mixed(data[1] ^ first) ^ numbers
     return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl=kind)
+
+
+def _mixed(word: Array) -> Array:
+    """A word whose bits all depend on all bits of another (the finaliser of MurmurHash3)."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        word = (word ^ (word >> jnp.uint32(shift))) * jnp.uint32(factor)
+    return word ^ (word >> jnp.uint32(16))

@@ -44,7 +44,11 @@ class Diagonal(AbstractStructure):
         return zeros_like(DiagonalState(RunningAverage(self.decay).init(self._measured(parts, key))))
 
     def update(self, state, parts, key, moment, is_good):
-        new = lambda: RunningAverage(self.decay).update(state.average, self._measured(parts, key), is_good=is_good)
+        def new() -> RunningState:
+            fresh = self._measured(parts, key)
+            is_new = is_good & jnp.isfinite(jnp.sum(_tree.flatten(fresh)[0]))
+            return RunningAverage(self.decay).update(state.average, fresh, is_good=is_new)
+
         if self.update_every == 1:
             return DiagonalState(new())
         return DiagonalState(where_due(moment.is_due(self.update_every), new, state.average))

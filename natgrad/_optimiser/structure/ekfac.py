@@ -80,7 +80,9 @@ class EKFAC(AbstractStructure):
     def update(self, state, parts, key, moment, is_good):
         def new():
             measured = self._measured(parts, key)
-            average = RunningAverage(self.decay).update(state.average, self._factors(measured), is_good=is_good)
+            factors = self._factors(measured)
+            is_new = is_good & jnp.isfinite(factors.trace())
+            average = RunningAverage(self.decay).update(state.average, factors, is_good=is_new)
             start = lambda: (_decomposed(RunningAverage(self.decay).value(average)), average.weight)
             metric, weight = where_due(moment.is_due(self.refresh_every), start, (state.metric, state.weight))
             return EKFACState(average, *self._corrected(metric, weight, measured, is_good))
@@ -114,7 +116,9 @@ class EKFAC(AbstractStructure):
         own = [Measured(one.batch, [_in_basis(each, basis) for each in one.assignments]) for one in measured]
         fresh = combined(own, [one.batch.blocks(one.assignments) for one in own], "`EKFAC`")
         total = self.decay * weight + 1
-        mixed = lambda old, new: jnp.where(is_good, (self.decay * weight * old + new) / total, old)
+        kept, part = self.decay * weight / total, 1 / total
+        is_good = is_good & jnp.isfinite(fresh.trace())
+        mixed = lambda old, new: jnp.where(is_good, kept.astype(old.dtype) * old + part.astype(old.dtype) * new, old)
         pairs: Any = zip(metric.operator.blocks, fresh.operator.blocks, strict=True)
         blocks = [with_values(old, mixed(old.values, values_in(old, new))) for old, new in pairs]
         corrected = BlockMetric(metric.operator.replaced(blocks), metric.report(), metric.num_examples)
@@ -133,7 +137,7 @@ def _decomposed(metric: BlockMetric) -> BlockMetric:
 
 
 def _in_basis(assignment: Assignment, basis: dict[Place, AbstractBlock]) -> Assignment:
-    block = basis[assignment.place]
+    block = basis.get(assignment.place)
     if not is_corrected(assignment) or not isinstance(block, EigenBlock):
         return assignment
     return corrected(assignment, block.input_basis, block.output_basis)

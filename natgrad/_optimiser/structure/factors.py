@@ -15,6 +15,7 @@ from natgrad._blocks.base import Assignment
 from natgrad._blocks.choose import Rules, check_rules, choose
 from natgrad._blocks.diagonal import Zero
 from natgrad._blocks.kronecker import nearest
+from natgrad._blocks.report import StructureReport
 from natgrad._metric.blocks import BlockMetric, Blocks
 from natgrad._metric.factored import Batch
 from natgrad._operator.base import AbstractBlock
@@ -71,7 +72,17 @@ def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlo
     places = {**by_place, **alone}
     _check_cover(places, metrics[0], subject)
     operator = Blocks(tuple(map(_sum, places.values())), tuple(places), metrics[0].operator.structure)
-    return BlockMetric(operator, metrics[0].report(), metrics[0].num_examples)
+    return BlockMetric(operator, _reported(metrics), metrics[0].num_examples)
+
+
+def _reported(metrics: Sequence[BlockMetric]) -> StructureReport:
+    """Of every parameter the worst that a term has to say, except that it does not depend on it."""
+    rows = []
+    for path, first in metrics[0].report().items():
+        each = [metric.report()[path] for metric in metrics]
+        used = [row for row in each if row.structure != "zero"] or [first]
+        rows.append(next((row for row in used if row.is_fallback), used[0]))
+    return StructureReport(tuple(rows))
 
 
 def _check_cover(places: Mapping[Place, Any], metric: BlockMetric, subject: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.choose import Rules
@@ -20,12 +20,14 @@ from natgrad._optimiser.structure.factors import block_damping, combined, make_r
 
 class KFACState(NamedTuple):
     """The running average of the metric; its inverse or its eigenvectors, as of the last refresh; the units of
-    parameters in which that is; and how often a block could not be inverted."""
+    parameters in which that is; and how often a block could not be inverted, and which are older than they should
+    be."""
 
     average: RunningState
     inverse: Blocks
     units: PyTree
     failures: Int[Array, ""]
+    is_stale: Bool[Array, " blocks"]
 
 
 class KFAC(AbstractStructure):
@@ -81,11 +83,21 @@ class KFAC(AbstractStructure):
         is_same = self._is_factored(added)
         inverse = metric.operator if is_same else metric.operator.function(lambda values: values)
         units = _tree.at_least_float32(metric.operator.zeros()) if added.is_relative else None
-        state = KFACState(RunningAverage(self.decay).init(metric), inverse, units, jnp.array(0))
+        state = KFACState(
+            RunningAverage(self.decay).init(metric),
+            inverse,
+            units,
+            jnp.array(0),
+            jnp.zeros(len(metric.operator.blocks), bool),
+        )
         return zeros_like(state)
 
     def update(self, state, parts, key, moment, is_good):
-        new = lambda: RunningAverage(self.decay).update(state.average, self._measured(parts, key), is_good=is_good)
+        def new() -> RunningState:
+            fresh = self._measured(parts, key)
+            is_new = is_good & jnp.isfinite(fresh.trace())
+            return RunningAverage(self.decay).update(state.average, fresh, is_good=is_new)
+
         due = moment.is_due(self.update_every)
         return state._replace(average=new() if self.update_every == 1 else where_due(due, new, state.average))
 
@@ -96,7 +108,8 @@ class KFAC(AbstractStructure):
     def refresh(self, state, added, moment):
         metric = self._average(state)
         damping = block_damping(metric, added, "`KFAC`")
-        blocks, units, failures = list(state.inverse.blocks), state.units, state.failures
+        blocks, units = list(state.inverse.blocks), state.units
+        failures, is_stale = state.failures, state.is_stale
         groups = _groups(metric.operator.blocks, self.refresh_every) if self.stagger else [range(len(blocks))]
         for k, group in enumerate(groups):
             old = tuple(blocks[index] for index in group)
@@ -106,16 +119,18 @@ class KFAC(AbstractStructure):
                 operator = self._average(state).operator
                 operator, units = operator.with_unit_diagonal() if added.is_relative else (operator, None)
                 own = operator.replaced([operator.blocks[index] for index in group])
-                found, is_good, is_finite = self._inverted(own, damping[np.array(group)], added)
+                found, is_finite = self._inverted(own, damping[np.array(group)], added)
                 kept = lambda good, a, b: jax.tree.map(lambda a, b: jnp.where(good, a, b), a, b)
-                return tuple(map(kept, is_finite, found, old)), units, jnp.sum(~is_good)
+                return tuple(map(kept, is_finite, found, old)), units, ~is_finite
 
             due = moment.is_due(self.refresh_every, k * self.refresh_every // len(groups))
-            found, units, failed = where_due(due, new, (old, units, jnp.array(0)))
-            failures = failures + failed
+            members = np.array(group)
+            found, units, failed = where_due(due, new, (old, units, is_stale[members]))
+            failures = failures + jnp.where(due, jnp.sum(failed), 0)
+            is_stale = is_stale.at[members].set(failed)
             for index, block in zip(group, found, strict=True):
                 blocks[index] = block
-        return KFACState(state.average, state.inverse.replaced(blocks), units, failures)
+        return KFACState(state.average, state.inverse.replaced(blocks), units, failures, is_stale)
 
     def direction(self, state, parts, covector, added):
         inverse = state.inverse
@@ -125,7 +140,7 @@ class KFAC(AbstractStructure):
         scaled = lambda tree: tree if state.units is None else jax.tree.map(_times, tree, state.units)
         vector = scaled(inverse.mv(scaled(covector)))
         results: Any = STEP_RESULTS
-        result = results.where(state.failures == 0, results.successful, results.kept_inverse)
+        result = results.where(jnp.any(state.is_stale), results.kept_inverse, results.successful)
         return Direction(vector, result, state.failures), state
 
     def diagonal(self, state, parts):
@@ -152,14 +167,14 @@ class KFAC(AbstractStructure):
 
     def _inverted(
         self, operator: Blocks, damping: Float[Array, " blocks"], added: Added
-    ) -> tuple[Sequence[AbstractBlock], Array, Array]:
-        """The inverses of damped blocks, or their eigenvectors; whether that went well; and whether they are finite."""
+    ) -> tuple[Sequence[AbstractBlock], Array]:
+        """The inverses of damped blocks, or their eigenvectors, and whether they are finite."""
         if self._is_factored(added):
             found = damped.invert(operator.blocks, damping)
-            return found.blocks, found.is_definite, found.is_finite
+            return found.blocks, found.is_finite
         blocks = operator.function(lambda values: values).blocks
         is_finite = jnp.stack([jnp.all(jnp.isfinite(block.diagonal())) for block in blocks])
-        return blocks, is_finite, is_finite
+        return blocks, is_finite
 
     def _measured(self, parts, key) -> BlockMetric:
         measured = measure(parts, key, self.rules, self.num_samples, "`KFAC`")
