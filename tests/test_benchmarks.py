@@ -58,6 +58,7 @@ def test_a_product_costs_about_a_gradient(benchmark):
     assert flops["by hand"] == pytest.approx(4.1 * flops["forward"], rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.float32
 @pytest.mark.users_defaults
 def test_loops_are_counted_unrolled(benchmark):
@@ -101,6 +102,7 @@ def test_memory_of_statistics_does_not_grow_with_batch_times_parameters(benchmar
         assert formed > 10 * gradient
 
 
+@pytest.mark.slow
 @pytest.mark.float32
 @pytest.mark.users_defaults
 def test_rematerialisation_keeps_its_saving(benchmark):

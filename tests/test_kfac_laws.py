@@ -78,6 +78,7 @@ def test_corrected_equals_plain_where_plain_is_exact():
     np.testing.assert_allclose(Q, K, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_basis_may_be_given():
     model, params, x = mlp()
     K = ng.kfac(model, SOFTMAX, params, x)
@@ -93,6 +94,7 @@ def test_a_basis_may_be_given():
 # Scales, copies and limits.
 
 
+@pytest.mark.slow
 def test_scales_of_loss_and_batch():
     model, params, x = mlp()
     gradient = jax.tree.map(jnp.cos, params)

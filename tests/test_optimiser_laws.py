@@ -287,6 +287,7 @@ def test_trust_regions_hold_in_the_true_divergence():
             np.testing.assert_allclose(info.predicted_divergence, info.divergence, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_line_searches_find_what_they_look_for():
     params, x, y = parts()
     make = lambda rule: ng.NaturalGradient(model, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.01), rule)
@@ -379,6 +380,7 @@ def test_factors_are_averaged_and_inverted_when_they_are_due():
     assert changes == [1, 2, 4, 8]
 
 
+@pytest.mark.slow
 def test_staggered_blocks_take_turns():
     params, x, y = parts()
     structure = ng.KFAC(refresh_every=4, stagger=True)
