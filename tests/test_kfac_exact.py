@@ -76,6 +76,7 @@ def test_several_examples_are_not_exact():
     assert max(relative_errors(K, exact(tanh_network, SOFTMAX, case.params, case.x))) > 1e-2
 
 
+@pytest.mark.slow
 def test_derivatives_that_a_user_defines_are_used():
     """`custom_vjp`, `stop_gradient` and random masks: the metric is that of the gradients as they are."""
 

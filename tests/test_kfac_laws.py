@@ -625,6 +625,7 @@ def test_oversized_factors_shrink_on_their_side_only():
     np.testing.assert_allclose(K.operator.blocks[0].A[0, 1], whole.A[0, 0, 3:, 3:], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_structures_can_be_chosen():
     model, params, x = mlp()
     exact = jax.jit(lambda p: ng.pullback(model, SOFTMAX, p, x).as_matrix())(params)

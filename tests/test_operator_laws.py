@@ -73,7 +73,7 @@ def test_functions_are_those_of_the_eigenvalues(case):
 def test_inverses_of_damped_blocks(case):
     """In the form of the block; a Kronecker product is damped by its factors."""
     block, _ = case
-    found = damped.invert([block], jnp.array([0.3]))
+    found = jax.jit(damped.invert)([block], jnp.array([0.3]))
     matrix = np.asarray(block.as_matrix())
     expected = matrix + 0.3 * np.eye(matrix.shape[-1])
     if isinstance(block, KroneckerBlock):
@@ -104,7 +104,7 @@ def test_blocks_have_damping_of_their_own_and_padding_changes_nothing():
 def test_a_zero_factor_leaves_the_damping_alone():
     """A dead layer has G = 0; the damped block is the damping times the identity, and finite."""
     block = KroneckerBlock(factor(1, 1, 3, 3), jnp.zeros((1, 1, 2, 2)))
-    (inverse,) = damped.invert([block], jnp.array([0.01])).blocks
+    (inverse,) = jax.jit(damped.invert)([block], jnp.array([0.01])).blocks
     np.testing.assert_allclose(inverse.as_matrix()[0], 100 * np.eye(6), rtol=1e-12)
 
 

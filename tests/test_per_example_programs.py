@@ -507,7 +507,7 @@ def agree(program: Program) -> None:
 
 
 # Every program is compiled, so a failure is not made smaller here: `make test-slow` does that.
-@hypothesis.settings(max_examples=4, phases=[p for p in hypothesis.Phase if p is not hypothesis.Phase.shrink])
+@hypothesis.settings(max_examples=2, phases=[p for p in hypothesis.Phase if p is not hypothesis.Phase.shrink])
 @hypothesis.given(programs())
 def test_random_programs(program):
     agree(program)
