@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -33,12 +33,6 @@ def subtract(x: PyTree, y: PyTree) -> PyTree:
 
 def scale(factor: Scalar | float, x: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, x)
-
-
-def combine(factors: Sequence[Any], trees: Sequence[PyTree]) -> PyTree:
-    """The sum of trees times factors."""
-    scaled = [scale(factor, tree) for factor, tree in zip(factors, trees, strict=True)]
-    return add(*scaled)
 
 
 def add(*trees: PyTree) -> PyTree:
@@ -86,6 +80,11 @@ def block_columns(blocks: list[PyTree]) -> list[PyTree]:
         return jax.tree.map(lambda x: jnp.pad(x, [(before, after)] + [(0, 0)] * (x.ndim - 1)), block)
 
     return [pad(block, position) for position, block in enumerate(blocks)]
+
+
+def names(params: PyTree) -> tuple[str, ...]:
+    """The paths of the leaves, as they are written in messages and options."""
+    return tuple("params" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
 
 
 def structure(tree: PyTree) -> PyTree:

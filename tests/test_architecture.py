@@ -44,6 +44,7 @@ HELPERS = {
     "_optimiser": {
         "damping.base",
         "evaluation",
+        "history",
         "info",
         "momentum",
         "objective",

@@ -226,10 +226,8 @@ def test_models_that_couple_examples_and_odd_parameters():
 
 def test_losses_and_parameters_that_are_no_numbers():
     params, (x, _) = parts()
-    vector = ng.Objective(lambda z, y: z**2, ng.Euclidean())
+    opt = ng.NaturalGradient(model, ng.Objective(lambda z, y: z**2, ng.Euclidean()), ng.Exact())
     with pytest.raises(ValueError, match="loss of one example must be one number, but has shape \\(3,\\)"):
-        ng.NaturalGradient(model, vector, ng.Exact()).init(params, (x, None))
-        opt = ng.NaturalGradient(model, vector, ng.Exact())
         jax.eval_shape(opt.step, params, opt.init(params, (x, None)), (x, None))
     with pytest.raises(TypeError, match="got the Python number 0.5 at `params\\['rate'\\]`"):
         ng.NaturalGradient(lambda p, x: model(p, x), ng.LeastSquares()).init({**params, "rate": 0.5}, (x, None))

@@ -1,6 +1,7 @@
 """What became of every parameter, in a form that people and programs can read."""
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,6 +44,14 @@ class StructureReport(Mapping[str, BlockReport]):
     @property
     def fallbacks(self) -> tuple[BlockReport, ...]:
         return tuple(row for row in self.rows if row.is_fallback)
+
+    def describe_fallbacks(self) -> str:
+        """Which parameters got less than their structure, and why."""
+        return "; ".join(f"`{row.path}` is {row.structure} ({row.reason})" for row in self.fallbacks)
+
+    def warn_of_fallbacks(self, subject: str) -> None:
+        if self.fallbacks:
+            warnings.warn(f"{subject}: {self.describe_fallbacks()}. `report()` has the details.", stacklevel=5)
 
     def __getitem__(self, path: str) -> BlockReport:
         return {row.path: row for row in self.rows}[path]

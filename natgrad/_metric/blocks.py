@@ -188,7 +188,7 @@ class BlockMetric(AbstractMetric):
 
 class BlockInverse(eqx.Module):
     """The inverse of a damped metric, block by block. `failures` counts the blocks that could not be inverted as they
-    are: those with a factor that was not positive definite, and inverted with the least damping that makes it so; and
+    are: those with a factor next to which its damping is rounding, and inverted with the least that is not; and
     those that are not finite, in whose place stands that of the previous inverse, if there was one."""
 
     operator: Blocks

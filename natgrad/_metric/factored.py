@@ -1,6 +1,5 @@
 """How metrics with Kronecker factors are computed: what was asked for, a forward pass, and sums over cotangents."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -71,14 +70,13 @@ class Request(NamedTuple):
         return metric
 
     def _warn_of_fallbacks(self, metric: BlockMetric) -> None:
-        found = [f"`{row.path}` is {row.structure} ({row.reason})" for row in metric.report().fallbacks]
-        if found and self.strict:
+        report = metric.report()
+        if report.fallbacks and self.strict:
             raise ValueError(
-                f"{self.subject} with `strict=True` needs a structure for every parameter, but {'; '.join(found)}. Say "
-                "what you want for them with `structures={path: ...}`."
+                f"{self.subject} with `strict=True` needs a structure for every parameter, but "
+                f"{report.describe_fallbacks()}. Say what you want for them with `structures={{path: ...}}`."
             )
-        if found:
-            warnings.warn(f"{self.subject}: {'; '.join(found)}. `report()` has the details.", stacklevel=4)
+        report.warn_of_fallbacks(self.subject)
 
 
 def _require_finite(metric: BlockMetric, subject: str) -> None:

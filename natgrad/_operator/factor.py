@@ -93,14 +93,6 @@ def trace(factor: Factor) -> Float[Array, " g"]:
     return jnp.sum(diagonal(factor), axis=-1)
 
 
-def dim(factor: Factor) -> int:
-    return factor.shape[1] * factor.shape[2]
-
-
 def values(eigen: Eigen) -> Float[Array, "g d"]:
     """The eigenvalues of a factor, in the order of its blocks."""
     return eigen.values.reshape(eigen.values.shape[0], -1)
-
-
-def add_identity(factor: Factor, scale: Float[Array, " g"]) -> Factor:
-    return factor + scale[:, None, None, None] * jnp.eye(factor.shape[-1], dtype=factor.dtype)[None, None]

@@ -1,7 +1,7 @@
 """The optimiser: a problem, a structure for its metric, damping, a step rule and momentum, put together."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -20,6 +20,7 @@ from natgrad._optimiser.compatible import check_together, check_types
 from natgrad._optimiser.damping.base import AbstractDamping, Added, Outcome
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt
 from natgrad._optimiser.evaluation import Evaluation, evaluate, loss_and_gradient, loss_at
+from natgrad._optimiser.history import History
 from natgrad._optimiser.info import STEP_RESULTS, Info
 from natgrad._optimiser.momentum import AbstractMomentum, Vector
 from natgrad._optimiser.problem import Bound, as_terms, batches_of
@@ -28,9 +29,6 @@ from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, Moment
 from natgrad._optimiser.structure.kfac import KFAC
 from natgrad._types import Key, Scalar
-
-# How many times its usual spread a loss has to be above its mean for the last step to be looked at again.
-SUSPICIOUS = 3.0
 
 
 class State(NamedTuple):
@@ -45,11 +43,7 @@ class State(NamedTuple):
     # How many steps were rejected without two in a row that were not, and whether the last one was.
     rejections: Int[Array, ""]
     was_rejected: Bool[Array, ""]
-    # Whether there was a sound step yet; the loss then; and running averages of the loss and of its spread.
-    is_started: Bool[Array, ""]
-    first_loss: Scalar
-    mean_loss: Scalar
-    spread: Scalar
+    history: History
 
 
 def is_floating(leaf: Any) -> bool:
@@ -187,7 +181,7 @@ class NaturalGradient:
         # Everything from here on is done with vectors: one operation instead of one for every parameter.
         w, unflatten = _tree.flatten(params)
         g = (gradient if given is None else _tree.flatten(given)[0]).astype(w.dtype)
-        names, sizes = _names(params), tuple(leaf.size for leaf in jax.tree.leaves(params))
+        names, sizes = _tree.names(params), tuple(leaf.size for leaf in jax.tree.leaves(params))
         l2 = self._l2(names)
         added = self.damping.added(0.0, l2, names, sizes)
         penalties = jnp.asarray(added.penalties(), w.dtype)
@@ -196,7 +190,9 @@ class NaturalGradient:
             loss, g = loss + penalty(w), g + penalties * w
         plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
         loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
-        is_sound = jnp.isfinite(loss) & jnp.isfinite(dot(g, g)) & ~_is_diverging(state, loss, loss_of)
+        before = lambda: loss_of(state.before[0])
+        is_diverging = state.history.is_diverging(loss, before, ~state.was_rejected)
+        is_sound = jnp.isfinite(loss) & jnp.isfinite(dot(g, g)) & ~is_diverging
         moment = Moment(state.steps, state.was_rejected)
 
         solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_sound)
@@ -214,7 +210,7 @@ class NaturalGradient:
         context = Context(
             w, loss, g, direction, state.last, momentum, state.steps, entries, penalties, evaluation, unflatten, loss_of
         )
-        rounding = _rounding(loss, state)
+        rounding = state.history.rounding(loss)
         proposal = self._proposed(context, rounding)
         after, new, info = self._concluded(context, proposal, found, added, state, is_sound)
         damping = self.damping.update(strengths, Outcome.of(info, state.steps, rounding))
@@ -284,9 +280,13 @@ class NaturalGradient:
             failures=found.failures,
             aux=None,
         )
-        state = _remembered(state, context.loss, is_sound)
         state = state._replace(
-            steps=state.steps + 1, last=last, before=before, rejections=rejections, was_rejected=~is_accepted
+            steps=state.steps + 1,
+            last=last,
+            before=before,
+            rejections=rejections,
+            was_rejected=~is_accepted,
+            history=state.history.with_loss(context.loss, is_sound),
         )
         return after, state, info
 
@@ -305,19 +305,18 @@ class NaturalGradient:
             mean = 1.0 if is_relative else self.structure.mean_eigenvalue(solver, evaluation.parts, key)
             return self.damping.start(state.damping, jnp.asarray(mean, float))
 
-        return jax.lax.cond(is_sound & ~state.is_started, start, lambda: state.damping)
+        return jax.lax.cond(is_sound & ~state.history.is_started, start, lambda: state.damping)
 
     def _initial(self, trained: PyTree, fixed: PyTree, batch: Any) -> State:
         evaluation = self._evaluate(self._bind(fixed, batch), trained, jnp.array(0))
-        names = _names(trained)
+        names = _tree.names(trained)
         damping = self.damping.init()
         sizes = tuple(leaf.size for leaf in jax.tree.leaves(trained))
         added = self.damping.added(self.damping.strength(damping, jnp.array(0)), self._l2(names), names, sizes)
         self.structure.check(added)
         structure = self.structure.init(evaluation.parts, jax.random.key(0), added)
         w = _tree.flatten(trained)[0]
-        no, zero = jnp.array(False), jnp.zeros(())
-        return State(jnp.array(0), structure, damping, w, (w, w), jnp.array(0), no, no, zero, zero, zero)
+        return State(jnp.array(0), structure, damping, w, (w, w), jnp.array(0), jnp.array(False), History.empty())
 
     def _evaluate(self, problem: list[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)
@@ -346,41 +345,6 @@ class NaturalGradient:
         check_paths(self.l2, names, "`NaturalGradient`: `l2`")
         each = [option_for(self.l2, name) for name in names]
         return tuple(0.0 if own is None else float(own) for own in each)
-
-
-def _names(params: PyTree) -> tuple[str, ...]:
-    return tuple("params" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-
-
-def _rounding(loss: Scalar, state: State) -> Scalar:
-    """How much a loss may rise by rounding alone: relative to itself, and where it vanishes, as squares do, to what it
-    was at first."""
-    eps = jnp.finfo(loss.dtype).eps
-    first = jnp.where(state.is_started, state.first_loss, 0.0).astype(loss.dtype)
-    return 10 * eps * jnp.abs(loss) + 100 * eps**2 * jnp.abs(first)
-
-
-def _is_diverging(state: State, loss: Scalar, loss_of: Callable[[Vector], Scalar]) -> Bool[Array, ""]:
-    """Whether the loss is far above its mean because the last step raised it so, and not because of its batch."""
-    own = loss.astype(state.mean_loss.dtype)
-    far = SUSPICIOUS * state.spread + _rounding(loss, state).astype(own.dtype)
-    is_suspicious = (own > state.mean_loss + far) & state.is_started & ~state.was_rejected
-    rose = lambda: own > loss_of(state.before[0]).astype(own.dtype) + far
-    return jax.lax.cond(is_suspicious, rose, lambda: jnp.array(False))
-
-
-def _remembered(state: State, loss: Scalar, is_sound: Bool[Array, ""]) -> State:
-    """The state with the loss of a sound step among its averages."""
-    own = loss.astype(state.mean_loss.dtype)
-    new = jnp.where(is_sound, own, state.mean_loss)
-    first = is_sound & ~state.is_started
-    return state._replace(
-        is_started=state.is_started | is_sound,
-        first_loss=jnp.where(first, own, state.first_loss),
-        mean_loss=jnp.where(first, own, 0.9 * state.mean_loss + 0.1 * new),
-        # At first, for want of more, as large as the loss.
-        spread=jnp.where(first, jnp.abs(own), 0.9 * state.spread + 0.1 * jnp.abs(new - state.mean_loss)),
-    )
 
 
 def _is_none(leaf: Any) -> bool:

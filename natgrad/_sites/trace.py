@@ -164,8 +164,7 @@ def _plan(program: compat.Program, params: PyTree, shared: Sequence, axes: tuple
     ends = planner.walk(plan, program, [*leaves, *data], Scope())
     plan.ends = tuple(planner.as_dependent(plan, end, Scope()) for end in ends)
     sites = tuple(plan.sites())
-    names = tuple("params" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
-    return Trace(plan, sites, planner.lengths, axes, count, names, _tree.structure(params), whole)
+    return Trace(plan, sites, planner.lengths, axes, count, _tree.names(params), _tree.structure(params), whole)
 
 
 def _check_single(one: Callable, arguments: tuple, whole: PyTree, subject: str) -> None:

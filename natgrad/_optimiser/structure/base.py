@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad._optimiser.damping.base import Added
@@ -51,7 +50,7 @@ class AbstractStructure(eqx.Module):
 
     @abstractmethod
     def init(self, parts: Sequence[Part], key: Key | None, added: Added) -> PyTree:
-        """A state of the right shapes; the numbers do not matter."""
+        """A state of the right shapes. Only these are used: a run starts from zeros."""
 
     @abstractmethod
     def update(
@@ -75,7 +74,10 @@ class AbstractStructure(eqx.Module):
 
     def diagonal(self, state: PyTree, parts: Sequence[Part]) -> PyTree:
         """The diagonal of the metric, where damping is relative to it."""
-        raise NotImplementedError
+        raise TypeError(
+            f"`{type(self).__name__}` does not know the diagonal of its metric, so damping cannot be relative to it. "
+            'Use `shape="identity"`.'
+        )
 
     def inspect(self, state: PyTree) -> None:
         """Warn of what the shapes of a state reveal."""
@@ -87,10 +89,6 @@ class AbstractStructure(eqx.Module):
 def where_due(due: Any, new: Callable[[], PyTree], old: PyTree) -> PyTree:
     """`new()` where due, else `old`; computed only where due."""
     return jax.lax.cond(due, new, lambda: old)
-
-
-def zeros_like(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
 def check_part(structure: AbstractStructure) -> None:

@@ -1,6 +1,5 @@
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
@@ -9,7 +8,7 @@ from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._metric.samples import power_sum
 from natgrad._operator.base import reciprocal
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due, zeros_like
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due
 from natgrad._optimiser.structure.cotangents import columns_of, weighed
 
 
@@ -41,7 +40,7 @@ class Diagonal(AbstractStructure):
         return True
 
     def init(self, parts, key, added):
-        return zeros_like(DiagonalState(RunningAverage(self.decay).init(self._measured(parts, key))))
+        return DiagonalState(RunningAverage(self.decay).init(self._measured(parts, key)))
 
     def update(self, state, parts, key, moment, is_good):
         def new() -> RunningState:
@@ -75,4 +74,4 @@ class Diagonal(AbstractStructure):
             assert part.forward is not None
             columns = weighed(part, columns_of(part, key, self.num_samples, number))
             squares.append(_tree.scale(1 / part.bound.batch.size, power_sum(part.forward, columns)))
-        return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *squares)
+        return _tree.add(*squares)

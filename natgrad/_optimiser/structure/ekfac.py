@@ -14,14 +14,13 @@ from natgrad._operator.factor import Factor
 from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._operator.place import Place
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due, zeros_like
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due
 from natgrad._optimiser.structure.factors import (
     Measured,
     block_damping,
     combined,
     make_rules,
     measure,
-    warn_of_fallbacks,
     with_values,
 )
 from natgrad._types import Scalar
@@ -75,7 +74,7 @@ class EKFAC(AbstractStructure):
     def init(self, parts, key, added):
         factors = self._factors(self._measured(parts, key))
         metric = _decomposed(factors)
-        return zeros_like(EKFACState(RunningAverage(self.decay).init(factors), metric, jnp.zeros(())))
+        return EKFACState(RunningAverage(self.decay).init(factors), metric, jnp.zeros(()))
 
     def update(self, state, parts, key, moment, is_good):
         def new():
@@ -106,7 +105,7 @@ class EKFAC(AbstractStructure):
             )
 
     def inspect(self, state):
-        warn_of_fallbacks(state.average.total, "`EKFAC`")
+        state.average.total.report().warn_of_fallbacks("`EKFAC`")
 
     def _corrected(
         self, metric: BlockMetric, weight: Scalar, measured: list[Measured], is_good: Any

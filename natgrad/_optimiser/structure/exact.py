@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._geometry.base import AbstractGeometry, Scaled
-from natgrad._metric.base import AbstractMetric
+from natgrad._metric.base import AbstractMetric, SumMetric
 from natgrad._metric.output import ExactOutputMetric, SameGeometry
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._metric.rescaled import RescaledMetric
@@ -56,9 +56,7 @@ class Exact(AbstractStructure):
             raise TypeError(f"`Exact` needs a solver, such as `CG()`, but got `{type(self.solver).__name__}`.")
 
     def init(self, parts, key, added):
-        like = parts[0].linearisation.structure
-        keeps_last = isinstance(self.solver, CG)
-        return ExactState(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like) if keeps_last else None)
+        return ExactState(parts[0].params if isinstance(self.solver, CG) else None)
 
     def update(self, state, parts, key, moment, is_good):
         return state
@@ -108,4 +106,4 @@ def metric_of(parts: Sequence[Part]) -> AbstractMetric:
         source = _tree.as_callable(part.bound.model), part.params, part.bound.batch.x
         each.append((part.weight, PullbackMetric(part.linearisation, output, source)))
     scaled = [metric if isinstance(w, int | float) and w == 1 else w * metric for w, metric in each]
-    return scaled[0] if len(scaled) == 1 else sum(scaled[1:], start=scaled[0])
+    return scaled[0] if len(scaled) == 1 else SumMetric(tuple(scaled))

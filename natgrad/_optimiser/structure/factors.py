@@ -1,11 +1,9 @@
 """Kronecker factors as a step measures them: on parts of batches, of one term or of several."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -105,13 +103,7 @@ def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
         return nearest([(block.A, block.G) for block in blocks if isinstance(block, KroneckerBlock)])
     if isinstance(blocks[0], EigenBlock):
         return with_values(blocks[0], _tree.sum_leaves([block.values for block in blocks]))  # pyright: ignore
-    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *blocks)
-
-
-def warn_of_fallbacks(metric: BlockMetric, subject: str) -> None:
-    found = [f"`{row.path}` is {row.structure} ({row.reason})" for row in metric.report().fallbacks]
-    if found:
-        warnings.warn(f"{subject}: {'; '.join(found)}. `report()` has the details.", stacklevel=4)
+    return _tree.add(*blocks)
 
 
 def block_damping(metric: BlockMetric, added: Added, subject: str) -> Float[Array, " blocks"]:

@@ -14,8 +14,8 @@ from natgrad._operator import damped
 from natgrad._operator.base import AbstractBlock
 from natgrad._optimiser.damping.base import Added
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due, zeros_like
-from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure, warn_of_fallbacks
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due
+from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure
 
 
 class KFACState(NamedTuple):
@@ -83,14 +83,13 @@ class KFAC(AbstractStructure):
         is_same = self._is_factored(added)
         inverse = metric.operator if is_same else metric.operator.function(lambda values: values)
         units = _tree.at_least_float32(metric.operator.zeros()) if added.is_relative else None
-        state = KFACState(
+        return KFACState(
             RunningAverage(self.decay).init(metric),
             inverse,
             units,
             jnp.array(0),
             jnp.zeros(len(metric.operator.blocks), bool),
         )
-        return zeros_like(state)
 
     def update(self, state, parts, key, moment, is_good):
         def new() -> RunningState:
@@ -159,7 +158,7 @@ class KFAC(AbstractStructure):
             )
 
     def inspect(self, state):
-        warn_of_fallbacks(state.average.total, "`KFAC`")
+        state.average.total.report().warn_of_fallbacks("`KFAC`")
 
     def _is_factored(self, added: Added) -> bool:
         is_undamped = isinstance(added.strength, int | float) and added.strength == 0 and not any(added.l2)
