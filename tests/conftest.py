@@ -5,6 +5,7 @@ import os
 import hypothesis
 import jax
 import pytest
+from slow_cases import SLOW_CASES
 
 pytest.register_assert_rewrite("helpers")
 
@@ -16,45 +17,6 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile("natgrad")
-
-
-# Long cases of laws of which the others run in `make test`: by file and test, the cases that wait for `make test-slow`.
-SLOW_CASES = {
-    "test_family_laws.py": {
-        "": "dirichlet gammas product negative_binomial gaussian_precision",
-        "test_fisher_is_the_covariance_of_statistics_and_of_scores": (
-            "poisson gaussian_mean_matrix geometric gaussian"
-        ),
-        "test_moments_are_the_gradient_of_the_log_partition": "gaussian categoricals",
-        "test_score_is_statistics_minus_moments": "gaussian categoricals poisson",
-        "test_hessian_of_the_negative_log_likelihood_is_the_fisher_whatever_the_data": "bernoullis",
-    },
-    "test_geometry_laws.py": {
-        "": "dirichlet gammas product_family negative_binomial gaussian_precision",
-        "test_metric_is_the_hessian_of_the_dissimilarity_at_coincidence": "beta",
-    },
-    "test_family_extremes.py": {
-        "test_log_partition_moments_and_fisher": (
-            "float32-beta float32-dirichlet float32-gamma float32-gaussian float64-beta float64-gamma"
-        ),
-        "test_float32_agrees_with_float64": "beta dirichlet diagonal_gaussian",
-    },
-    "test_kfac_exact.py": {
-        "test_deep_linear_networks": "reduce-True expand-False reduce-False",
-        "test_convolutions_are_exact_where_they_should_be": "grouped transposed dilated",
-        "test_factors_are_those_of_curvlinops": "seq_ce conv_ce",
-    },
-    "test_kfac_laws.py": {"test_corrected_eigenvalues_are_nearest_and_keep_the_trace": "tied_mixed"},
-    "test_per_example.py": {
-        "test_statistics_equal_brute_force": "pinn transformer_tied",
-        "test_a_small_budget_changes_nothing": "convnet",
-    },
-    "test_diagonal.py": {"test_exact_diagonal_and_gram_equal_brute_force": "charted attention dissimilar"},
-    "test_optimiser_laws.py": {
-        "test_damping_relative_to_the_diagonal_knows_no_units": "exact",
-        "test_a_weight_of_two_is_an_example_given_twice": "exact",
-    },
-}
 
 
 @pytest.hookimpl(tryfirst=True)

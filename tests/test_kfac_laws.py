@@ -13,7 +13,7 @@ from helpers import ravel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import normal
-from zoo import ZOO, affine, along, integers
+from zoo import ZOO, affine, along, integers, libraries
 
 import natgrad as ng
 
@@ -382,34 +382,7 @@ def test_norms_of_groups_and_of_batches_are_scale_and_shift():
 @pytest.mark.users_defaults
 def test_the_same_in_every_library():
     """A perceptron with one hidden layer, with the same weights."""
-    import equinox as eqx
-    import haiku as hk
-    from flax import linen, nnx
-
-    x, w, b, v, c = normal(1, 6, 4), normal(2, 4, 5), normal(3, 5), normal(4, 5, 3), normal(5, 3)
-    flax = linen.Sequential([linen.Dense(5), jnp.tanh, linen.Dense(3)])
-    haiku = hk.without_apply_rng(
-        hk.transform(lambda x: hk.Linear(3, name="last")(jnp.tanh(hk.Linear(5, name="first")(x))))
-    )
-    equinox = eqx.nn.MLP(4, 3, 5, 1, jnp.tanh, key=jax.random.key(0))
-    equinox = eqx.tree_at(
-        lambda m: [leaf for layer in m.layers for leaf in (layer.weight, layer.bias)], equinox, [w.T, b, v.T, c]
-    )
-    parts, static = eqx.partition(equinox, eqx.is_array)
-    layers = nnx.Sequential(nnx.Linear(4, 5, rngs=nnx.Rngs(0)), jnp.tanh, nnx.Linear(5, 3, rngs=nnx.Rngs(0)))
-    graph, state = nnx.split(layers)
-    given = iter([b, w, c, v])
-    state = jax.tree.map(lambda leaf: next(given), state)
-    models = {
-        "plain": (lambda p, x: affine(jnp.tanh(affine(x, *p[0])), *p[1]), [(w, b), (v, c)]),
-        "flax": (
-            flax.apply,
-            {"params": {f"layers_{k}": {"kernel": a, "bias": d} for k, a, d in ((0, w, b), (2, v, c))}},
-        ),
-        "nnx": (lambda p, x: nnx.merge(graph, p)(x), state),
-        "haiku": (haiku.apply, {"first": {"w": w, "b": b}, "last": {"w": v, "b": c}}),
-        "equinox": (lambda p, x: jax.vmap(eqx.combine(p, static))(x), parts),
-    }
+    models, x = libraries()
     found = {}
     for name, (model, params) in models.items():
         blocks = ng.kfac(model, SOFTMAX, params, x, strict=True).operator.blocks

@@ -4,92 +4,83 @@ import jax
 import jax.numpy as jnp
 import pytest
 from models import normal
-from zoo import affine, integers
+from zoo import classifier, classifier_problem
 
 import natgrad as ng
 
-
-def model(params, x):
-    return affine(jnp.tanh(affine(x, **params["first"])), **params["second"])
-
-
-def parts():
-    params = {
-        "first": {"w": normal(1, 3, 4), "b": normal(2, 4)},
-        "second": {"w": normal(3, 4, 3), "b": normal(4, 3)},
-    }
-    return params, (normal(5, 6, 3), integers(6, 0, 3, 6))
-
-
 CONSTRUCTORS = {
-    "no objective": (lambda: ng.NaturalGradient(model), TypeError, "needs an `objective` for its model"),
-    "wrong objective": (lambda: ng.NaturalGradient(model, 3), TypeError, "`Term` needs an `objective`.*but got `int`"),
+    "no objective": (lambda: ng.NaturalGradient(classifier), TypeError, "needs an `objective` for its model"),
+    "wrong objective": (
+        lambda: ng.NaturalGradient(classifier, 3),
+        TypeError,
+        "`Term` needs an `objective`.*but got `int`",
+    ),
     "two objectives": (
-        lambda: ng.NaturalGradient(ng.Terms(a=ng.Term(model, ng.LeastSquares())), ng.LeastSquares()),
+        lambda: ng.NaturalGradient(ng.Terms(a=ng.Term(classifier, ng.LeastSquares())), ng.LeastSquares()),
         ValueError,
         "have objectives of their own",
     ),
     "class for structure": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), ng.KFAC),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), ng.KFAC),
         TypeError,
         "needs `structure` to be .* but got `KFAC`. Write `KFAC\\(\\)`",
     ),
     "number for damping": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), damping=0.1),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), damping=0.1),
         TypeError,
         "needs `damping` to be `LevenbergMarquardt",
     ),
     "number for step": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), step=0.1),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=0.1),
         TypeError,
         "needs `step` to be a step rule",
     ),
     "number for momentum": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), momentum=0.9),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), momentum=0.9),
         TypeError,
         "needs `momentum` to be",
     ),
     "momentum nobody finds": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), step=ng.ConstantStep(), momentum=ng.HeavyBall(None)),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.ConstantStep(), momentum=ng.HeavyBall(None)),
         ValueError,
         "leaves its factor to the step rule, but `ConstantStep` does not find one",
     ),
     "momentum beside a search": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), step=ng.TrustRegion(), momentum=ng.HeavyBall()),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.TrustRegion(), momentum=ng.HeavyBall()),
         ValueError,
         "`TrustRegion` searches along one direction",
     ),
     "spring without damping": (
         lambda: ng.NaturalGradient(
-            model, ng.Categorical(), damping=ng.ConstantDamping(0.0), step=ng.ConstantStep(), momentum=ng.Spring()
+            classifier, ng.Categorical(), damping=ng.ConstantDamping(0.0), step=ng.ConstantStep(), momentum=ng.Spring()
         ),
         ValueError,
         "`Spring` keeps the last update where damping decides",
     ),
     "decay of an unknown rate": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), weight_decay=0.1),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), weight_decay=0.1),
         ValueError,
         "`weight_decay` is a part of the learning rate, but `QuadraticModel`",
     ),
     "negative decay": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), step=ng.KLClip(), weight_decay=-0.1),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.KLClip(), weight_decay=-0.1),
         ValueError,
         "`weight_decay` of at least 0, but got -0.1",
     ),
     "shrunk twice": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), step=ng.KLClip(), weight_decay=0.1, l2=0.1),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.KLClip(), weight_decay=0.1, l2=0.1),
         ValueError,
         "shrink the parameters twice",
     ),
     "no micro-batch": (
-        lambda: ng.NaturalGradient(model, ng.Categorical(), micro_batches=0),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), micro_batches=0),
         ValueError,
         "`micro_batches` needs a whole number of at least 1, but got 0",
     ),
     "loss": (lambda: ng.Objective(3, ng.Euclidean()), TypeError, "needs a function `loss\\(z, y\\)`.*but got `int`"),
-    "geometry": (lambda: ng.Objective(model, ng.Categorical()), TypeError, "needs a geometry.*Fisher\\(family\\)"),
+    "geometry": (lambda: ng.Objective(classifier, ng.Categorical()), TypeError, "needs a geometry.*Fisher\\(family\\)"),
     "term model": (lambda: ng.Term(3, ng.LeastSquares()), TypeError, "`Term` needs a function"),
-    "term weight": (lambda: ng.Term(model, ng.LeastSquares(), -1.0), ValueError, "`weight` above 0, but got -1.0"),
+    "term weight": (lambda: ng.Term(classifier, ng.LeastSquares(), -1.0), ValueError, "`weight` above 0, but got -1.0"),
     "terms": (lambda: ng.Terms(), TypeError, "at least one `name=Term"),
     "damping shape": (
         lambda: ng.ConstantDamping(shape="round"),
@@ -131,8 +122,8 @@ def test_parts_refuse_what_they_cannot_use(name):
 
 
 def started(batch=None, **options):
-    params, data = parts()
-    opt = ng.NaturalGradient(model, ng.Categorical(), **options)
+    params, data = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), **options)
     return opt.init(params, data if batch is None else batch(*data))
 
 
@@ -142,7 +133,7 @@ INITS = {
     "lengths": (
         dict(batch=lambda x, y: (x, y[:3])),
         ValueError,
-        "6 examples in `x`, but `y` has shapes \\[\\(3,\\)\\]",
+        "12 examples in `x`, but `y` has shapes \\[\\(3,\\)\\]",
     ),
     "weights": (dict(batch=lambda x, y: (x, y, x)), ValueError, "`weights` needs one number an example"),
     "l2 path": (dict(l2={"params['third']": 0.1}), ValueError, "no parameter at `params\\['third'\\]`"),
@@ -178,8 +169,8 @@ INITS = {
 def test_beginnings_that_cannot_work(name):
     options, kind, message = INITS[name]
     if name == "sample space":
-        params, data = parts()
-        opt = ng.NaturalGradient(model, ng.Categorical(), **options)
+        params, data = classifier_problem()
+        opt = ng.NaturalGradient(classifier, ng.Categorical(), **options)
         with pytest.raises(kind, match=message):
             jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
         return
@@ -188,24 +179,26 @@ def test_beginnings_that_cannot_work(name):
 
 
 def test_blocks_that_would_need_two_kinds_of_damping():
-    params, data = parts()
-    opt = ng.NaturalGradient(model, ng.Categorical(), l2={"params['first']['w']": 0.1})
+    params, data = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), l2={"params['first']['w']": 0.1})
     with pytest.raises(ValueError, match='share a block, but have different damping.*`bias="separate"`'):
         jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
-    opt = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(bias="separate"), l2={"params['first']['w']": 0.1})
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.KFAC(bias="separate"), l2={"params['first']['w']": 0.1})
     jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
 
 
 def test_terms_and_their_batches():
-    params, (x, y) = parts()
-    problem = ng.Terms(a=ng.Term(model, ng.Categorical()), b=ng.Term(model, ng.LeastSquares()))
+    params, (x, y) = classifier_problem()
+    problem = ng.Terms(a=ng.Term(classifier, ng.Categorical()), b=ng.Term(classifier, ng.LeastSquares()))
     opt = ng.NaturalGradient(problem)
     with pytest.raises(ValueError, match="needs a batch for each, \\['a', 'b'\\], but got \\['a'\\]"):
         opt.init(params, {"a": (x, y)})
     with pytest.raises(ValueError, match="but got tuple"):
         opt.init(params, (x, y))
     only_first = lambda params, x: jnp.tanh(x @ params["first"]["w"])
-    uneven = ng.NaturalGradient(ng.Terms(a=ng.Term(model, ng.Categorical()), b=ng.Term(only_first, ng.LeastSquares())))
+    uneven = ng.NaturalGradient(
+        ng.Terms(a=ng.Term(classifier, ng.Categorical()), b=ng.Term(only_first, ng.LeastSquares()))
+    )
     with pytest.raises(
         ValueError, match="needs the same blocks in every term, but .*'first'.* are used in different ways"
     ):
@@ -213,24 +206,24 @@ def test_terms_and_their_batches():
 
 
 def test_models_that_couple_examples_and_odd_parameters():
-    params, (x, y) = parts()
-    coupled = lambda params, x: model(params, x - jnp.mean(x, axis=0, keepdims=True))
+    params, (x, y) = classifier_problem()
+    coupled = lambda params, x: classifier(params, x - jnp.mean(x, axis=0, keepdims=True))
     with pytest.raises(ValueError, match="the model couples examples"):
         ng.NaturalGradient(coupled, ng.Categorical()).init(params, (x, y))
     with pytest.raises(ValueError, match="without any array"):
-        ng.NaturalGradient(model, ng.Categorical(), trainable=lambda leaf: False).init(params, (x, y))
+        ng.NaturalGradient(classifier, ng.Categorical(), trainable=lambda leaf: False).init(params, (x, y))
     with pytest.raises(TypeError, match="`Diagonal` treats all parameters alike"):
-        opt = ng.NaturalGradient(model, ng.Categorical(), ng.Diagonal())
+        opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal())
         opt.report(opt.init(params, (x, y)))
 
 
 def test_losses_and_parameters_that_are_no_numbers():
-    params, (x, _) = parts()
-    opt = ng.NaturalGradient(model, ng.Objective(lambda z, y: z**2, ng.Euclidean()), ng.Exact())
+    params, (x, _) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Objective(lambda z, y: z**2, ng.Euclidean()), ng.Exact())
     with pytest.raises(ValueError, match="loss of one example must be one number, but has shape \\(3,\\)"):
         jax.eval_shape(opt.step, params, opt.init(params, (x, None)), (x, None))
     with pytest.raises(TypeError, match="got the Python number 0.5 at `params\\['rate'\\]`"):
-        ng.NaturalGradient(lambda p, x: model(p, x), ng.LeastSquares()).init({**params, "rate": 0.5}, (x, None))
+        ng.NaturalGradient(lambda p, x: classifier(p, x), ng.LeastSquares()).init({**params, "rate": 0.5}, (x, None))
 
 
 def test_fallbacks_are_warned_of_when_a_run_begins():

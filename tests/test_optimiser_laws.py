@@ -1,47 +1,31 @@
 """A step is what its formula says: against dense algebra, closed forms and another library's iterations."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ravel
 from models import normal
-from zoo import affine, integers
+from zoo import affine, classifier, classifier_problem
 
 import natgrad as ng
 
 
-def model(params, x):
-    hidden = jnp.tanh(affine(x, **params["first"]))
-    return affine(hidden, **params["second"])
-
-
-@functools.cache
-def parts():
-    params = {
-        "first": {"w": normal(1, 3, 4), "b": 0.1 * normal(2, 4)},
-        "second": {"w": normal(3, 4, 3), "b": 0.1 * normal(4, 3)},
-    }
-    return params, normal(5, 12, 3), integers(6, 0, 3, 12)
-
-
 def loss(params, x, y):
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(model(params, x)), y[:, None], axis=1))
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(classifier(params, x)), y[:, None], axis=1))
 
 
 def dense(structure):
     """The metric that a structure stands for, exact backward passes."""
-    params, x, _ = parts()
+    params, (x, _) = classifier_problem()
     geometry = ng.Fisher(ng.Categorical())
     if isinstance(structure, ng.Diagonal):
-        return ng.diagonal(model, geometry, params, x).as_matrix()
+        return ng.diagonal(classifier, geometry, params, x).as_matrix()
     if isinstance(structure, ng.KFAC):
-        return ng.kfac(model, geometry, params, x).as_matrix()
+        return ng.kfac(classifier, geometry, params, x).as_matrix()
     if isinstance(structure, ng.EKFAC):
-        return ng.ekfac(model, geometry, params, x).as_matrix()
-    return ng.pullback(model, geometry, params, x).as_matrix()
+        return ng.ekfac(classifier, geometry, params, x).as_matrix()
+    return ng.pullback(classifier, geometry, params, x).as_matrix()
 
 
 STRUCTURES = {
@@ -61,10 +45,10 @@ def one_step(opt, params, batch, key=None):
 @pytest.mark.compat
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_a_step_solves_with_the_damped_metric(name):
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     structure = STRUCTURES[name]()
     opt = ng.NaturalGradient(
-        model, ng.Categorical(), structure, ng.ConstantDamping(0.1), ng.ConstantStep(0.5), ng.NoMomentum()
+        classifier, ng.Categorical(), structure, ng.ConstantDamping(0.1), ng.ConstantStep(0.5), ng.NoMomentum()
     )
     found, _, info = one_step(opt, params, (x, y))
     value, gradient = jax.value_and_grad(loss)(params, x, y)
@@ -77,12 +61,12 @@ def test_a_step_solves_with_the_damped_metric(name):
 
 @pytest.mark.compat
 def test_factored_damping_is_that_of_the_metric():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     opt = ng.NaturalGradient(
-        model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(1.0), ng.NoMomentum()
+        classifier, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(1.0), ng.NoMomentum()
     )
     found, *_ = one_step(opt, params, (x, y))
-    inverse = ng.kfac(model, ng.Fisher(ng.Categorical()), params, x).inverse(0.1, factored=True)
+    inverse = ng.kfac(classifier, ng.Fisher(ng.Categorical()), params, x).inverse(0.1, factored=True)
     step = inverse.mv(jax.grad(loss)(params, x, y))
     np.testing.assert_allclose(ravel(found), ravel(params) - ravel(step), rtol=1e-8, atol=1e-10)
 
@@ -90,12 +74,12 @@ def test_factored_damping_is_that_of_the_metric():
 def test_corrected_eigenvalues_are_averaged_from_those_of_the_factors():
     """At the first step, half of the values are products of eigenvalues and half are second moments: the average has
     forgotten nothing yet."""
-    params, x, y = parts()
-    opt = ng.NaturalGradient(model, ng.Categorical(), ng.EKFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(1.0))
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.EKFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(1.0))
     _, state, _ = one_step(opt, params, (x, y))
     geometry = ng.Fisher(ng.Categorical())
-    K = ng.kfac(model, geometry, params, x)
-    E = ng.ekfac(model, geometry, params, x, basis=K)
+    K = ng.kfac(classifier, geometry, params, x)
+    E = ng.ekfac(classifier, geometry, params, x, basis=K)
     expected = (0.95 * np.asarray(K.as_matrix()) + np.asarray(E.as_matrix())) / 1.95
     np.testing.assert_allclose(state.structure.metric.as_matrix(), expected, rtol=1e-8, atol=1e-10)
 
@@ -103,17 +87,17 @@ def test_corrected_eigenvalues_are_averaged_from_those_of_the_factors():
 @pytest.mark.parametrize("structure", ["exact", "diagonal", "kfac"])
 def test_damping_relative_to_the_diagonal_knows_no_units(structure):
     """Parameters in other units: the same function after the step. Damping by the identity fails this."""
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     scales = jax.tree.map(
         lambda leaf: jnp.asarray(10.0) ** jnp.sin(7 * jnp.arange(leaf.size)).reshape(leaf.shape), params
     )
     if structure == "kfac":  # One unit for all: entries of their own have no Kronecker factors.
         scales = jax.tree.map(lambda leaf: jnp.asarray(7.0), params)
-    scaled = lambda params, x: model(jax.tree.map(jnp.multiply, params, scales), x)
+    scaled = lambda params, x: classifier(jax.tree.map(jnp.multiply, params, scales), x)
     outputs = {}
     for shape in ("identity", "diagonal"):
         for name, own, start in (
-            ("plain", model, params),
+            ("plain", classifier, params),
             ("scaled", scaled, jax.tree.map(jnp.divide, params, scales)),
         ):
             opt = ng.NaturalGradient(
@@ -130,9 +114,9 @@ def test_damping_relative_to_the_diagonal_knows_no_units(structure):
 
 
 def test_multipliers_and_l2_are_added_where_they_belong():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     opt = ng.NaturalGradient(
-        model,
+        classifier,
         ng.Categorical(),
         ng.Exact(),
         ng.ConstantDamping(0.1, multipliers={"params['second']": 3.0}),
@@ -220,13 +204,13 @@ def test_the_quadratic_model_is_exact_and_knows_the_minimum_of_a_quadratic():
 
 
 def test_step_size_and_momentum_minimise_the_quadratic_model():
-    params, x, y = parts()
-    opt = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1))
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1))
     step, state = jax.jit(opt.step), opt.init(params, (x, y))
     before, state, _ = step(params, state, (x, y))
     after, new, info = step(before, state, (x, y))
     gradient = ravel(jax.grad(loss)(before, x, y))
-    matrix = np.asarray(ng.pullback(model, ng.Fisher(ng.Categorical()), before, x).as_matrix()) + 0.1 * np.eye(31)
+    matrix = np.asarray(ng.pullback(classifier, ng.Fisher(ng.Categorical()), before, x).as_matrix()) + 0.1 * np.eye(31)
     last, change = ravel(before) - ravel(params), ravel(after) - ravel(before)
     direction = (change - info.momentum * last) / info.step_size
     basis = np.stack([direction, last], axis=1)
@@ -236,15 +220,15 @@ def test_step_size_and_momentum_minimise_the_quadratic_model():
 
 
 def test_spring_stays_close_to_the_last_update():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     opt = ng.NaturalGradient(
-        model, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(1.0), ng.Spring(0.9)
+        classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(1.0), ng.Spring(0.9)
     )
     step, state = jax.jit(opt.step), opt.init(params, (x, y))
     before, state, _ = step(params, state, (x, y))
     after, *_ = step(before, state, (x, y))
     last = ravel(before) - ravel(params)
-    matrix = np.asarray(ng.pullback(model, ng.Fisher(ng.Categorical()), before, x).as_matrix())
+    matrix = np.asarray(ng.pullback(classifier, ng.Fisher(ng.Categorical()), before, x).as_matrix())
     gradient = ravel(jax.grad(loss)(before, x, y))
     kept = 0.9 * last
     expected = kept - np.linalg.solve(matrix + 0.1 * np.eye(31), gradient + matrix @ kept)
@@ -252,9 +236,9 @@ def test_spring_stays_close_to_the_last_update():
 
 
 def test_clipped_steps_move_no_further_than_the_radius():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     make = lambda radius: ng.NaturalGradient(
-        model,
+        classifier,
         ng.Categorical(),
         ng.Exact(),
         ng.ConstantDamping(0.1),
@@ -273,13 +257,17 @@ def test_clipped_steps_move_no_further_than_the_radius():
 
 
 def test_trust_regions_hold_in_the_true_divergence():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     for radius in (1e-4, 0.3):
         opt = ng.NaturalGradient(
-            model, ng.Categorical(), ng.Exact(), ng.ConstantDamping(1e-3), ng.TrustRegion(radius, learning_rate=5.0)
+            classifier,
+            ng.Categorical(),
+            ng.Exact(),
+            ng.ConstantDamping(1e-3),
+            ng.TrustRegion(radius, learning_rate=5.0),
         )
         moved, _, info = one_step(opt, params, (x, y))
-        achieved = ng.function_distance(model, ng.Fisher(ng.Categorical()), params, moved, x)
+        achieved = ng.function_distance(classifier, ng.Fisher(ng.Categorical()), params, moved, x)
         assert achieved <= radius * (1 + 2e-3) and info.loss_after <= info.loss
         np.testing.assert_allclose(info.divergence, achieved, rtol=1e-8)
         np.testing.assert_allclose(info.loss_after, loss(moved, x, y), rtol=1e-10)
@@ -289,8 +277,8 @@ def test_trust_regions_hold_in_the_true_divergence():
 
 @pytest.mark.slow
 def test_line_searches_find_what_they_look_for():
-    params, x, y = parts()
-    make = lambda rule: ng.NaturalGradient(model, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.01), rule)
+    params, (x, y) = classifier_problem()
+    make = lambda rule: ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.01), rule)
     sizes = (4.0, 1.0, 0.25)
     free, _, _ = one_step(make(ng.ConstantStep(1.0)), params, (x, y))
     along = lambda size: jax.tree.map(lambda a, b: a + size * (b - a), params, free)
@@ -306,17 +294,19 @@ def test_line_searches_find_what_they_look_for():
 
 
 def test_terms_add_losses_and_metrics():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     x2, y2 = normal(9, 7, 3), normal(10, 7, 3)
-    problem = ng.Terms(labels=ng.Term(model, ng.Categorical()), fit=ng.Term(model, ng.LeastSquares(), weight=0.3))
+    problem = ng.Terms(
+        labels=ng.Term(classifier, ng.Categorical()), fit=ng.Term(classifier, ng.LeastSquares(), weight=0.3)
+    )
     data = {"labels": (x, y), "fit": (x2, y2)}
-    total = lambda params: loss(params, x, y) + 0.3 * jnp.mean(jnp.sum((model(params, x2) - y2) ** 2, axis=1)) / 2
+    total = lambda params: loss(params, x, y) + 0.3 * jnp.mean(jnp.sum((classifier(params, x2) - y2) ** 2, axis=1)) / 2
     value, gradient = jax.value_and_grad(total)(params)
     metrics = {
-        "exact": ng.pullback(model, ng.Fisher(ng.Categorical()), params, x)
-        + 0.3 * ng.pullback(model, ng.Euclidean(), params, x2),
-        "diagonal": ng.diagonal(model, ng.Fisher(ng.Categorical()), params, x)
-        + 0.3 * ng.diagonal(model, ng.Euclidean(), params, x2),
+        "exact": ng.pullback(classifier, ng.Fisher(ng.Categorical()), params, x)
+        + 0.3 * ng.pullback(classifier, ng.Euclidean(), params, x2),
+        "diagonal": ng.diagonal(classifier, ng.Fisher(ng.Categorical()), params, x)
+        + 0.3 * ng.diagonal(classifier, ng.Euclidean(), params, x2),
     }
     for name, metric in metrics.items():
         opt = ng.NaturalGradient(
@@ -330,20 +320,24 @@ def test_terms_add_losses_and_metrics():
 
 @pytest.mark.parametrize("structure", [ng.KFAC, ng.EKFAC])
 def test_factors_of_terms_have_the_traces_of_their_sum(structure):
-    params, x, y = parts()
-    problem = ng.Terms(labels=ng.Term(model, ng.Categorical()), fit=ng.Term(model, ng.LeastSquares(), weight=0.3))
+    params, (x, y) = classifier_problem()
+    problem = ng.Terms(
+        labels=ng.Term(classifier, ng.Categorical()), fit=ng.Term(classifier, ng.LeastSquares(), weight=0.3)
+    )
     opt = ng.NaturalGradient(problem, structure=structure(), damping=ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1))
     data = {"labels": (x, y), "fit": (normal(9, 7, 3), None)}
     _, state, _ = one_step(opt, params, data)
-    K = ng.kfac(model, ng.Fisher(ng.Categorical()), params, x)
-    K2 = ng.kfac(model, ng.Euclidean(), params, data["fit"][0])
+    K = ng.kfac(classifier, ng.Fisher(ng.Categorical()), params, x)
+    K2 = ng.kfac(classifier, ng.Euclidean(), params, data["fit"][0])
     np.testing.assert_allclose(state.structure.average.total.trace(), K.trace() + 0.3 * K2.trace(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["exact", "diagonal", "kfac"])
 def test_a_weight_of_two_is_an_example_given_twice(name):
-    params, x, y = parts()
-    opt = ng.NaturalGradient(model, ng.Categorical(), STRUCTURES[name](), ng.ConstantDamping(0.1), ng.ConstantStep(1.0))
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(
+        classifier, ng.Categorical(), STRUCTURES[name](), ng.ConstantDamping(0.1), ng.ConstantStep(1.0)
+    )
     weights = jnp.ones(12).at[3].set(2.0).at[5].set(0.0)
     index = np.array([0, 1, 2, 3, 3, 4, 6, 7, 8, 9, 10, 11])
     weighed, _, info = one_step(opt, params, (x, y, weights))
@@ -353,9 +347,9 @@ def test_a_weight_of_two_is_an_example_given_twice(name):
 
 
 def test_micro_batches_change_nothing_but_the_metric():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     make = lambda count: ng.NaturalGradient(
-        model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(1e12), ng.ConstantStep(1e12), micro_batches=count
+        classifier, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(1e12), ng.ConstantStep(1e12), micro_batches=count
     )
     whole, _, info = one_step(make(1), params, (x, y))
     for count in (5,):
@@ -365,9 +359,9 @@ def test_micro_batches_change_nothing_but_the_metric():
 
 
 def test_factors_are_averaged_and_inverted_when_they_are_due():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     structure = ng.KFAC(decay=0.8, refresh_every=4, update_every=2)
-    opt = ng.NaturalGradient(model, ng.Categorical(), structure, ng.ConstantDamping(0.1), ng.ConstantStep(0.01))
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), structure, ng.ConstantDamping(0.1), ng.ConstantStep(0.01))
     step, state = jax.jit(opt.step), opt.init(params, (x, y))
     weights, inverses = [], []
     for _ in range(9):
@@ -382,9 +376,9 @@ def test_factors_are_averaged_and_inverted_when_they_are_due():
 
 @pytest.mark.slow
 def test_staggered_blocks_take_turns():
-    params, x, y = parts()
+    params, (x, y) = classifier_problem()
     structure = ng.KFAC(refresh_every=4, stagger=True)
-    opt = ng.NaturalGradient(model, ng.Categorical(), structure, ng.ConstantDamping(0.1), ng.ConstantStep(0.01))
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), structure, ng.ConstantDamping(0.1), ng.ConstantStep(0.01))
     step, state = jax.jit(opt.step), opt.init(params, (x, y))
     seen = []
     for _ in range(13):

@@ -13,30 +13,16 @@ import optax
 import pytest
 from helpers import ravel
 from models import normal
-from zoo import affine, integers
+from zoo import classifier, classifier_problem, integers, libraries
 
 import natgrad as ng
-
-
-def model(params, x):
-    hidden = jnp.tanh(affine(x, **params["first"]))
-    return affine(hidden, **params["second"])
-
-
-@functools.cache
-def parts():
-    params = {
-        "first": {"w": normal(1, 3, 4), "b": 0.1 * normal(2, 4)},
-        "second": {"w": normal(3, 4, 3), "b": 0.1 * normal(4, 3)},
-    }
-    return params, (normal(5, 12, 3), integers(6, 0, 3, 12))
 
 
 @functools.cache
 def default():
     """The optimiser with its defaults, compiled once, and its state."""
-    opt = ng.NaturalGradient(model, ng.Categorical())
-    params, batch = parts()
+    opt = ng.NaturalGradient(classifier, ng.Categorical())
+    params, batch = classifier_problem()
     return jax.jit(opt.step), opt.init(params, batch), opt
 
 
@@ -54,7 +40,7 @@ def same(a, b):
 
 @pytest.mark.compat
 def test_a_hundred_steps_are_one_trace_and_one_scan():
-    params, batch = parts()
+    params, batch = classifier_problem()
     _, state, opt = default()
     traces = []
 
@@ -80,7 +66,7 @@ def test_a_hundred_steps_are_one_trace_and_one_scan():
 
 
 def test_states_are_known_from_shapes():
-    params, batch = parts()
+    params, batch = classifier_problem()
     _, state, opt = default()
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, batch))
     assert jax.tree.structure(opt.init(*shapes)) == jax.tree.structure(state)
@@ -88,7 +74,7 @@ def test_states_are_known_from_shapes():
 
 
 def test_damping_starts_at_the_mean_eigenvalue_and_follows_the_predictions():
-    params, batch = parts()
+    params, batch = classifier_problem()
     step, state, opt = default()
     _, first, _ = run(step, params, state, batch, 1)
     _, _, infos = run(step, params, state, batch, 12)
@@ -130,7 +116,7 @@ def test_thresholds_of_levenberg_and_marquardt(ratio, rejected, expected):
 
 @pytest.mark.compat
 def test_a_batch_with_nan_takes_the_run_back_and_no_further():
-    params, (x, y) = parts()
+    params, (x, y) = classifier_problem()
     step, state, _ = default()
     params, state, _ = run(step, params, state, (x, y), 3)
     after, later, _ = step(params, state, (x, y), jax.random.key(9))
@@ -152,7 +138,7 @@ def test_a_batch_with_nan_takes_the_run_back_and_no_further():
 
 
 def test_a_first_batch_with_nan_changes_nothing():
-    params, (x, y) = parts()
+    params, (x, y) = classifier_problem()
     step, state, _ = default()
     broken = (x.at[2].set(jnp.nan), y)
     stays, state, info = step(params, state, broken, jax.random.key(0))
@@ -165,9 +151,9 @@ def test_a_first_batch_with_nan_changes_nothing():
 
 def test_steps_that_raise_the_loss_are_rejected_with_their_momentum():
     """A step that is far too long, at a step where losses are compared."""
-    params, batch = parts()
+    params, batch = classifier_problem()
     make = lambda every: ng.NaturalGradient(
-        model,
+        classifier,
         ng.Categorical(),
         ng.Exact(),
         ng.LevenbergMarquardt(initial=1e-3, every=every),
@@ -185,8 +171,8 @@ def test_steps_that_raise_the_loss_are_rejected_with_their_momentum():
 
 
 def test_a_loss_that_explodes_is_taken_back():
-    params, batch = parts()
-    opt = ng.NaturalGradient(model, ng.Categorical(), ng.Exact(), ng.ConstantDamping(1e-3), ng.ConstantStep(300.0))
+    params, batch = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(1e-3), ng.ConstantStep(300.0))
     step, state = jax.jit(opt.step), opt.init(params, batch)
     far, state, _ = step(params, state, batch, None)
     back, state, info = step(far, state, batch, None)
@@ -206,9 +192,9 @@ def test_batches_of_different_difficulty_are_all_accepted():
 
 
 def test_steps_that_are_always_taken_back_are_given_up():
-    params, batch = parts()
+    params, batch = classifier_problem()
     opt = ng.NaturalGradient(
-        model, ng.Categorical(), ng.Exact(), ng.ConstantDamping(1e-3), ng.ConstantStep(300.0), max_rejections=3
+        classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(1e-3), ng.ConstantStep(300.0), max_rejections=3
     )
     _, _, infos = run(jax.jit(opt.step), params, opt.init(params, batch), batch, 12)
     assert any(bool(info.result == ng.STEP_RESULTS.too_many_rejections) for info in infos)
@@ -216,8 +202,8 @@ def test_steps_that_are_always_taken_back_are_given_up():
 
 @pytest.mark.parametrize("damping", [ng.ConstantDamping, ng.LevenbergMarquardt])
 def test_damping_starts_with_the_first_batch_that_is_sound(damping):
-    params, (x, y) = parts()
-    opt = ng.NaturalGradient(model, ng.Categorical(), ng.Diagonal(), damping(), ng.ConstantStep(0.01))
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), damping(), ng.ConstantStep(0.01))
     step, state = jax.jit(opt.step), opt.init(params, (x, y))
     _, state, _ = step(params, state, (x.at[0].set(jnp.nan), y))
     _, state, info = step(params, state, (x, y))
@@ -246,15 +232,17 @@ def test_weight_decay_is_no_momentum():
 
 def test_examples_without_weight_hurt_nobody():
     """Padding: pieces and parts in which no example counts."""
-    params, (x, y) = parts()
+    params, (x, y) = classifier_problem()
     padded = (x, y, jnp.ones(12).at[8:].set(0.0))
-    plain = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    plain = ng.NaturalGradient(classifier, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
     pieces = ng.NaturalGradient(
-        model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1), micro_batches=3
+        classifier, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1), micro_batches=3
     )
     losses = [float(jax.jit(o.step)(params, o.init(params, padded), padded)[2].loss) for o in (plain, pieces)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-12)
-    half = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(part=0.5), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    half = ng.NaturalGradient(
+        classifier, ng.Categorical(), ng.KFAC(part=0.5), ng.ConstantDamping(0.1), ng.ConstantStep(0.1)
+    )
     step, state = jax.jit(half.step), half.init(params, padded)
     moved, state, _ = step(params, state, (x, y, jnp.asarray([0.0, 1.0] * 6)))
     moved, state, info = step(moved, state, (x, y, jnp.ones(12)))
@@ -290,12 +278,12 @@ def test_damping_stays_put_at_the_minimum():
 
 
 def test_checkpoints_continue_bit_by_bit(tmp_path):
-    params, batch = parts()
+    params, batch = classifier_problem()
     step, state, opt = default()
     params, state, _ = run(step, params, state, batch, 4)
     tree = {"params": params, "state": state, "key": jax.random.key(3), "epoch": 2, "half": jnp.ones(3, jnp.bfloat16)}
     ng.save_checkpoint(tmp_path / "here.npz", tree)
-    like = {**tree, "params": parts()[0], "state": opt.init(*parts())}
+    like = {**tree, "params": classifier_problem()[0], "state": opt.init(*classifier_problem())}
     found = ng.load_checkpoint(tmp_path / "here.npz", like)
     bare = lambda tree: jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
     assert (
@@ -364,11 +352,11 @@ def test_an_interrupted_save_leaves_the_previous_checkpoint(tmp_path, monkeypatc
 
 
 def test_optax_preconditions_what_it_is_given():
-    params, batch = parts()
-    opt = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.5))
+    params, batch = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1), ng.ConstantStep(0.5))
     transform = ng.as_optax(opt, batch)
     loss = lambda params: (
-        -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(model(params, batch[0])), batch[1][:, None], axis=1))
+        -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(classifier(params, batch[0])), batch[1][:, None], axis=1))
     )
     grads = jax.grad(loss)(params)
     updates, _ = jax.jit(transform.update)(grads, transform.init(params), params, batch=batch, key=None)
@@ -376,7 +364,7 @@ def test_optax_preconditions_what_it_is_given():
     np.testing.assert_allclose(ravel(optax.apply_updates(params, updates)), ravel(moved), rtol=1e-9, atol=1e-11)
     chain = optax.chain(
         optax.scale(2.0),
-        ng.scale_by_natural_gradient(model, ng.Categorical(), batch, ng.KFAC(), ng.ConstantDamping(0.1)),
+        ng.scale_by_natural_gradient(classifier, ng.Categorical(), batch, ng.KFAC(), ng.ConstantDamping(0.1)),
         optax.scale(-0.25),
     )
     chained, _ = jax.jit(chain.update)(grads, chain.init(params), params, batch=batch, key=None)
@@ -387,7 +375,7 @@ def test_optax_preconditions_what_it_is_given():
 
 def test_only_what_is_trainable_moves():
     """Integers and functions in the parameters, and a layer that is held fixed."""
-    params, (x, y) = parts()
+    params, (x, y) = classifier_problem()
     tree = {**params, "counts": jnp.arange(3), "act": jnp.tanh}
 
     def with_rest(tree, x):
@@ -415,7 +403,7 @@ def test_only_what_is_trainable_moves():
 
 
 def test_auxiliary_outputs_and_keys_of_examples():
-    params, (x, y) = parts()
+    params, (x, y) = classifier_problem()
 
     def dropped(params, x):
         inputs, keys = x
@@ -433,10 +421,24 @@ def test_auxiliary_outputs_and_keys_of_examples():
     assert 0.5 < float(info.aux["used"]) < 1 and losses[-1] < 0.6 * losses[0]
 
 
+@pytest.mark.users_defaults
+def test_the_same_steps_in_every_library():
+    models, x = libraries()
+    batch = x, integers(7, 0, 3, 6)
+    losses = {}
+    for name, (model, params) in models.items():
+        opt = ng.NaturalGradient(model, ng.Categorical(), damping=ng.ConstantDamping(0.1))
+        _, _, infos = run(jax.jit(opt.step), params, opt.init(params, batch), batch, 4)
+        losses[name] = [info.loss for info in infos]
+    assert losses["plain"][-1] < 0.5 * losses["plain"][0]
+    for name, own in losses.items():
+        np.testing.assert_allclose(own, losses["plain"], rtol=1e-8, err_msg=name)
+
+
 @pytest.mark.float32
 @pytest.mark.users_defaults
 def test_mixed_precision_trains():
-    params, (x, y) = parts()
+    params, (x, y) = classifier_problem()
     mixed = {"first": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params["first"]), "second": params["second"]}
     mixed = jax.tree.map(lambda leaf: leaf if leaf.dtype == jnp.bfloat16 else leaf.astype(jnp.float32), mixed)
     x = x.astype(jnp.float32)

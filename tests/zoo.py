@@ -54,6 +54,55 @@ def affine(x, w, b):
     return y + along(b, y)
 
 
+def classifier(params, x):
+    """Two layers, for the laws of the optimiser."""
+    hidden = jnp.tanh(affine(x, **params["first"]))
+    return affine(hidden, **params["second"])
+
+
+@functools.cache
+def classifier_problem():
+    """Parameters of the classifier and a batch of inputs and labels."""
+    params = {
+        "first": {"w": normal(1, 3, 4), "b": 0.1 * normal(2, 4)},
+        "second": {"w": normal(3, 4, 3), "b": 0.1 * normal(4, 3)},
+    }
+    return params, (normal(5, 12, 3), integers(6, 0, 3, 12))
+
+
+@functools.cache
+def libraries():
+    """A perceptron with one hidden layer and the same weights in every library of networks, and a batch."""
+    import haiku as hk
+    from flax import linen, nnx
+
+    w, b, v, c = normal(2, 4, 5), normal(3, 5), normal(4, 5, 3), normal(5, 3)
+    flax = linen.Sequential([linen.Dense(5), jnp.tanh, linen.Dense(3)])
+    haiku = hk.without_apply_rng(
+        hk.transform(lambda x: hk.Linear(3, name="last")(jnp.tanh(hk.Linear(5, name="first")(x))))
+    )
+    equinox = eqx.nn.MLP(4, 3, 5, 1, jnp.tanh, key=jax.random.key(0))
+    equinox = eqx.tree_at(
+        lambda m: [leaf for layer in m.layers for leaf in (layer.weight, layer.bias)], equinox, [w.T, b, v.T, c]
+    )
+    parts, static = eqx.partition(equinox, eqx.is_array)
+    layers = nnx.Sequential(nnx.Linear(4, 5, rngs=nnx.Rngs(0)), jnp.tanh, nnx.Linear(5, 3, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(layers)
+    given = iter([b, w, c, v])
+    state = jax.tree.map(lambda leaf: next(given), state)
+    models = {
+        "plain": (lambda p, x: affine(jnp.tanh(affine(x, *p[0])), *p[1]), [(w, b), (v, c)]),
+        "flax": (
+            flax.apply,
+            {"params": {f"layers_{k}": {"kernel": a, "bias": d} for k, a, d in ((0, w, b), (2, v, c))}},
+        ),
+        "nnx": (lambda p, x: nnx.merge(graph, p)(x), state),
+        "haiku": (haiku.apply, {"first": {"w": w, "b": b}, "last": {"w": v, "b": c}}),
+        "equinox": (lambda p, x: jax.vmap(eqx.combine(p, static))(x), parts),
+    }
+    return models, normal(1, 6, 4)
+
+
 def layer_norm(x, scale, shift):
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     normalised = centred * lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)

@@ -73,11 +73,8 @@ class AbstractStructure(eqx.Module):
         """The solution, and the state after it."""
 
     def diagonal(self, state: PyTree, parts: Sequence[Part]) -> PyTree:
-        """The diagonal of the metric, where damping is relative to it."""
-        raise TypeError(
-            f"`{type(self).__name__}` does not know the diagonal of its metric, so damping cannot be relative to it. "
-            'Use `shape="identity"`.'
-        )
+        """The diagonal of the metric, where damping is relative to it. Who refuses such damping needs none."""
+        raise NotImplementedError
 
     def inspect(self, state: PyTree) -> None:
         """Warn of what the shapes of a state reveal."""
