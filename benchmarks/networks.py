@@ -40,10 +40,11 @@ def decoder(
     batch: int = 32,
     *,
     is_rematerialised: bool = False,
+    key: jax.Array | None = None,
 ) -> Case:
     """A causal transformer with biases, layer norms, and a table of words that is also the head. Layers are stacked and
     scanned over."""
-    keys = iter(jax.random.split(jax.random.key(0), 8))
+    keys = iter(jax.random.split(jax.random.key(0) if key is None else key, 8))
     matrix = lambda *shape: jax.random.normal(next(keys), shape) * shape[-2] ** -0.5
     vector = lambda size: jnp.zeros((layers, size))
     params = {

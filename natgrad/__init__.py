@@ -87,6 +87,7 @@ from natgrad._optimiser.optax import scale_by_natural_gradient as scale_by_natur
 from natgrad._optimiser.problem import Term as Term
 from natgrad._optimiser.problem import Terms as Terms
 from natgrad._optimiser.step.constant import ConstantStep as ConstantStep
+from natgrad._optimiser.step.cross_validated import CrossValidated as CrossValidated
 from natgrad._optimiser.step.kl_clip import KLClip as KLClip
 from natgrad._optimiser.step.line_search import ArmijoLineSearch as ArmijoLineSearch
 from natgrad._optimiser.step.line_search import GridLineSearch as GridLineSearch

@@ -99,6 +99,17 @@ CONSTRUCTORS = {
     "spring": (lambda: ng.Spring(1.5), ValueError, "from 0 to below 1, but got 1.5"),
     "rate": (lambda: ng.ConstantStep(-0.1), ValueError, "`learning_rate` to be a number above 0"),
     "clip": (lambda: ng.KLClip(0.0), ValueError, "`radius` to be a number above 0"),
+    "validated radius": (
+        lambda: ng.CrossValidated(radius=-1.0),
+        ValueError,
+        "`CrossValidated` needs `radius`.*got -1.0",
+    ),
+    "validated decay": (lambda: ng.CrossValidated(1.0), ValueError, "`decay` from 0 to below 1, but got 1.0"),
+    "validated momentum": (
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.CrossValidated(), momentum=ng.HeavyBall()),
+        ValueError,
+        "averages natural gradients itself.*`HeavyBall` makes of it. Use `NoMomentum`",
+    ),
     "radius": (lambda: ng.TrustRegion(0.0), ValueError, "`radius` to be a number above 0"),
     "shrink": (lambda: ng.TrustRegion(shrink=1.0), ValueError, "`shrink` between 0 and 1, but got 1.0"),
     "tries": (lambda: ng.ArmijoLineSearch(max_tries=0), ValueError, "`max_tries` to be a whole number of at least 1"),

@@ -3,7 +3,7 @@
 from typing import Any
 
 from natgrad._optimiser.damping.base import AbstractDamping
-from natgrad._optimiser.momentum import AbstractMomentum, HeavyBall, Spring
+from natgrad._optimiser.momentum import AbstractMomentum, HeavyBall, NoMomentum, Spring
 from natgrad._optimiser.step.base import AbstractStep
 from natgrad._optimiser.structure.base import AbstractStructure
 
@@ -38,6 +38,11 @@ def check_together(
         raise ValueError(
             f"`{rule}` searches along one direction, to which `HeavyBall` would add another that it has not looked at. "
             "Use `Spring`, which changes the direction itself, or `NoMomentum`."
+        )
+    if step.averages and not isinstance(momentum, NoMomentum):
+        raise ValueError(
+            f"`{rule}` averages natural gradients itself, and what new batches say of the average would not be "
+            f"true of what `{type(momentum).__name__}` makes of it. Use `NoMomentum`, which is its default."
         )
     if isinstance(momentum, Spring) and _is_zero(damping) and not has_l2:
         raise ValueError(

@@ -18,6 +18,7 @@ from natgrad._metric.running import RunningState
 from natgrad._model import check_independent, check_params
 from natgrad._optimiser.compatible import check_together, check_types
 from natgrad._optimiser.damping.base import AbstractDamping, Added, Outcome
+from natgrad._optimiser.damping.constant import ConstantDamping
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt
 from natgrad._optimiser.evaluation import Evaluation, evaluate, loss_and_gradient, loss_at
 from natgrad._optimiser.history import History
@@ -37,6 +38,7 @@ class State(NamedTuple):
     steps: Int[Array, ""]
     structure: PyTree
     damping: PyTree
+    rule: PyTree
     # The last update, and the parameters and the update before it, to go back to; all as vectors.
     last: Vector
     before: tuple[Vector, Vector]
@@ -57,16 +59,16 @@ class NaturalGradient:
     Steps are pure functions: `jax.jit(opt.step)` is traced once, and works inside `jax.lax.scan`. By default nothing
     has to be tuned as long as batches are large: damping starts at the mean eigenvalue of the metric and follows how
     well steps are predicted, and their size and momentum minimise the quadratic model. For small batches, use
-    `step=KLClip()`.
+    `step=CrossValidated()`.
 
     **Arguments:**
 
     - `model`: `model(params, x) -> z`; or `Terms`, which have objectives of their own.
     - `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`.
     - `structure`: of the metric: `KFAC()`, `EKFAC()`, `Diagonal()` or `Exact(solver)`.
-    - `damping`: `LevenbergMarquardt()` or `ConstantDamping(value)`.
-    - `step`: `QuadraticModel()`, `KLClip()`, `ConstantStep(rate)`, `TrustRegion(radius)`, `GridLineSearch()` or
-      `ArmijoLineSearch()`.
+    - `damping`: `LevenbergMarquardt()` or `ConstantDamping(value)`; by default what suits the step rule.
+    - `step`: `QuadraticModel()`, `CrossValidated()`, `KLClip()`, `ConstantStep(rate)`, `TrustRegion(radius)`,
+      `GridLineSearch()` or `ArmijoLineSearch()`.
     - `momentum`: `NoMomentum()`, `HeavyBall(decay)` or `Spring(decay)`; by default what suits the step rule.
     - `l2`: adds $\frac{l}{2}|w|^2$ to the loss, and so to gradient, metric and model; a number, or a mapping from paths
       to numbers for the parameters at or below them.
@@ -98,8 +100,10 @@ class NaturalGradient:
     ):
         self.terms = as_terms(model, objective)
         self.structure = KFAC() if structure is None else structure
-        self.damping = LevenbergMarquardt() if damping is None else damping
         self.rule = QuadraticModel() if step is None else step
+        is_noisy = getattr(self.rule, "is_for_small_batches", False)
+        suitable = ConstantDamping() if is_noisy else LevenbergMarquardt()
+        self.damping = suitable if damping is None else damping
         check_types(
             structure=(self.structure, AbstractStructure, "`KFAC()`, `EKFAC()`, `Diagonal()` or `Exact()`"),
             damping=(self.damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
@@ -208,7 +212,19 @@ class NaturalGradient:
 
         momentum = self.momentum.coefficient(state.steps)
         context = Context(
-            w, loss, g, direction, state.last, momentum, state.steps, entries, penalties, evaluation, unflatten, loss_of
+            w,
+            loss,
+            g,
+            direction,
+            state.last,
+            momentum,
+            state.steps,
+            entries,
+            penalties,
+            evaluation,
+            unflatten,
+            loss_of,
+            state.rule,
         )
         rounding = state.history.rounding(loss)
         proposal = self._proposed(context, rounding)
@@ -282,6 +298,7 @@ class NaturalGradient:
         )
         state = state._replace(
             steps=state.steps + 1,
+            rule=jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), proposal.memory, state.rule),
             last=last,
             before=before,
             rejections=rejections,
@@ -316,7 +333,17 @@ class NaturalGradient:
         self.structure.check(added)
         structure = self.structure.init(evaluation.parts, jax.random.key(0), added)
         w = _tree.flatten(trained)[0]
-        return State(jnp.array(0), structure, damping, w, (w, w), jnp.array(0), jnp.array(False), History.empty())
+        return State(
+            jnp.array(0),
+            structure,
+            damping,
+            self.rule.init(w),
+            w,
+            (w, w),
+            jnp.array(0),
+            jnp.array(False),
+            History.empty(),
+        )
 
     def _evaluate(self, problem: list[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)

@@ -78,8 +78,8 @@ class AbstractDamping(eqx.Module):
     `"identity"`, or the `"diagonal"` of the metric, which makes steps independent of the units of parameters.
     `multipliers` are factors for the parameters at or below a path."""
 
-    shape: eqx.AbstractVar[str]
-    multipliers: eqx.AbstractVar[Mapping[str, float] | None]
+    shape: str = eqx.field(default="identity", kw_only=True)
+    multipliers: Mapping[str, float] | None = eqx.field(default=None, kw_only=True)
 
     def init(self) -> PyTree:
         """The state before the first step."""

@@ -1,4 +1,3 @@
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,12 +9,16 @@ from natgrad._optimiser.damping.base import AbstractDamping, check_shape
 class ConstantDamping(AbstractDamping):
     """Damping of a given strength: a number, or a schedule from optax (a function of the number of steps).
 
-    By default the strength is the mean eigenvalue of the metric of the first batch, times `scale`."""
+    By default the strength is the mean eigenvalue of the metric of the first batch, times `scale`.
+
+    **Arguments:**
+
+    - `shape`: what the strength multiplies: the `"identity"`, or the `"diagonal"` of the metric, which makes steps
+      independent of the units of parameters.
+    - `multipliers`: factors for the parameters at or below a path."""
 
     value: Any = None
     scale: float = 1.0
-    shape: str = "identity"
-    multipliers: Mapping[str, float] | None = None
 
     def __check_init__(self):
         check_shape(self)

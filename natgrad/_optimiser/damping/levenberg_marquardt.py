@@ -1,4 +1,3 @@
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -35,8 +34,6 @@ class LevenbergMarquardt(AbstractDamping):
     growth: float = 4.0
     minimum: float | None = None
     maximum: float | None = None
-    shape: str = "identity"
-    multipliers: Mapping[str, float] | None = None
 
     def __check_init__(self):
         check_shape(self)

@@ -16,7 +16,7 @@ from natgrad._types import Scalar
 
 class Context(NamedTuple):
     """What a step rule may look at: the point, the natural gradient (downhill) and the last update, all as vectors;
-    what is added to the diagonal of the metric, in all and by `l2`; and the problem."""
+    what is added to the diagonal of the metric, in all and by `l2`; the problem; and what the rule remembers."""
 
     params: Vector
     loss: Scalar
@@ -30,6 +30,7 @@ class Context(NamedTuple):
     evaluation: Evaluation
     unflatten: Callable[[Vector], PyTree]
     loss_at: Callable[[Vector], Scalar]
+    memory: PyTree = ()
 
     def update(self, step_size: Any, momentum: Any) -> Vector:
         """So much of the direction, and of the last update."""
@@ -86,8 +87,8 @@ class Quadratic(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A step that a rule would take, and what changes beside it without becoming momentum. What was not computed is
-    `None`."""
+    """A step that a rule would take, what changes beside it without becoming momentum, and what to remember if it is
+    taken. What was not computed is `None`."""
 
     update: Vector
     step_size: Any
@@ -99,10 +100,16 @@ class Proposal(NamedTuple):
     predicted_divergence: Any = None
     cosine: Any = None
     beside: Any = 0.0
+    memory: PyTree = ()
 
 
 class AbstractStep(eqx.Module):
     """A rule for how far to go along the natural gradient."""
+
+    def init(self, params: Vector) -> PyTree:
+        """What the rule remembers before the first step."""
+        del params
+        return ()
 
     @abstractmethod
     def propose(self, context: Context) -> Proposal: ...
@@ -120,6 +127,16 @@ class AbstractStep(eqx.Module):
     @property
     def keeps_learning_rate(self) -> bool:
         """Whether the step size is given, so that weight decay has one to be multiplied by."""
+        return False
+
+    @property
+    def is_for_small_batches(self) -> bool:
+        """Whether the rule expects that what is good for one batch may be bad for others."""
+        return False
+
+    @property
+    def averages(self) -> bool:
+        """Whether the rule averages natural gradients itself."""
         return False
 
     @property

@@ -18,3 +18,7 @@ class ConstantStep(AbstractStep):
     @property
     def keeps_learning_rate(self):
         return True
+
+    @property
+    def is_for_small_batches(self):
+        return True

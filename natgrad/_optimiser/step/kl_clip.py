@@ -17,7 +17,7 @@ class KLClip(AbstractStep):
     - `learning_rate`: $\alpha$, a number or a schedule from optax.
     """
 
-    radius: Any = 1e-2
+    radius: Any = 3e-4
     learning_rate: Any = 1.0
 
     def __check_init__(self):
@@ -41,4 +41,8 @@ class KLClip(AbstractStep):
 
     @property
     def keeps_learning_rate(self):
+        return True
+
+    @property
+    def is_for_small_batches(self):
         return True
