@@ -1,6 +1,7 @@
 """Runs of the optimiser: what it remembers, what it refuses to do, and where it can be used."""
 
 import functools
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from models import normal
 from zoo import classifier, classifier_problem, integers, libraries
 
 import natgrad as ng
+from natgrad._geometry.base import AbstractGeometry
 
 
 @functools.cache
@@ -458,6 +460,7 @@ import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_enable_x64", True)
 import natgrad as ng
+from natgrad._geometry.base import AbstractGeometry
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 w = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
 x = jnp.asarray(np.random.default_rng(1).normal(size=(16, 4)))
@@ -487,3 +490,56 @@ def test_batches_may_be_spread_over_devices():
         [sys.executable, "-c", SHARDED], capture_output=True, text=True, cwd=Path(__file__).parents[1]
     )
     assert done.returncode == 0 and done.stdout.startswith("ok"), done.stderr
+
+
+class Empirical(AbstractGeometry):
+    """The second moment of gradients of a Bernoulli likelihood at the data, which are part of the output."""
+
+    def _dissimilarity(self, z, z0):
+        return ng.Fisher(ng.Bernoulli()).dissimilarity(z[0], z0[0])
+
+    def _metric_mv(self, z, v):
+        gradient = jax.nn.sigmoid(z[0]) - z[1]
+        return gradient * jnp.vdot(gradient, v[0]), jnp.zeros_like(v[1])
+
+    def _factor(self, z):
+        return (jax.nn.sigmoid(z[0]) - z[1])[None], jnp.zeros_like(z[1])[None]
+
+    def _sample(self, z, key):
+        return jax.tree.map(lambda s: s[0] * jax.random.rademacher(key, (), s.dtype), self._factor(z))
+
+    def _check(self, z, method):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_an_autoencoder_is_trained_and_the_empirical_fisher_does_visibly_worse():
+    """Of the digits of scikit-learn, in one batch. The floor is the entropy of the grey pixels."""
+    from sklearn.datasets import load_digits
+
+    x = jnp.asarray(load_digits().data / 16, jnp.float32)
+    sizes = (64, 48, 12, 48, 64)
+    params = [(normal(k, m, n) * (2 / m) ** 0.5, jnp.zeros(n)) for k, (m, n) in enumerate(itertools.pairwise(sizes))]
+
+    def model(params, x):
+        for k, (w, b) in enumerate(params):
+            x = x @ w + b
+            x = x if k in (1, 3) else jnp.tanh(x)
+        return x
+
+    entropy = jnp.mean(jnp.sum(-jax.scipy.special.xlogy(x, x) - jax.scipy.special.xlog1py(1 - x, -x), axis=1))
+    nats = lambda z, x: jnp.sum(jax.nn.softplus(z) - x * z)
+    wrong = ng.Objective(lambda z, x: nats(z[0], x), Empirical())
+    found = {}
+    for name, network, objective in (
+        ("fisher", model, ng.Bernoulli()),
+        ("empirical", lambda params, x: (model(params, x), x), wrong),
+    ):
+        opt = ng.NaturalGradient(network, objective)
+        _, _, infos = run(jax.jit(opt.step), params, opt.init(params, (x, x)), (x, x), 60)
+        found[name] = [float(info.loss - entropy) for info in infos]
+    assert found["fisher"][-1] < 0.1 * found["fisher"][0]
+    assert found["fisher"][20] < 0.5 * found["empirical"][20]
+    assert found["fisher"][-1] < 0.5 * found["empirical"][-1]
