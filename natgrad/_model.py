@@ -101,31 +101,38 @@ def check_examples(model: Callable, params: PyTree, x: PyTree, z: Output, subjec
     alone = model(params, jax.tree.unflatten(treedef, first))
     if not is_concrete(alone):
         return
-    alone, z = (jax.tree.map(np.asarray, tree) for tree in (alone, z))
-    shapes = [jax.tree.map(lambda leaf: leaf.shape[1:], tree) for tree in (alone, z)]
-    scale = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in jax.tree.leaves(z))
-    eps = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(z))
-    close = lambda a, b: bool(np.all(np.abs(a - b[:1]) <= eps**0.5 * (scale + eps)))
-    same = shapes[0] == shapes[1] and all(jax.tree.leaves(jax.tree.map(close, alone, z)))
-    if not same:
-        raise ValueError(
-            f"{subject}: the output for the first example changes when the rest of the batch is left out, so the model "
-            "couples examples (batch normalisation in training mode, a shared random mask, a hard-coded batch size). "
-            "Use its inference mode, or give each example its own key inside `x`; `check=False` turns this test off."
-        )
+    _refuse_coupled(alone, z, "the first example changes when the rest of the batch is left out", subject)
 
 
 def check_independent(model: Callable, params: PyTree, x: PyTree, subject: str) -> None:
-    """`check_examples` by the first two examples of a batch, compiled; nothing is refused that cannot be run so."""
+    """The same by the first two examples of a batch: whether the second gives the same in another place and company.
+    Compiled once; nothing is refused that cannot be run so."""
     shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((params, x)))
     if x is None or shapes or not is_concrete((params, x)) or num_examples(x, subject) < 2:
         return
-    pair = jax.tree.map(lambda leaf: leaf[:2], x)
+    of_rows = jax.jit(lambda params, x, rows: model(params, jax.tree.map(lambda leaf: leaf[rows], x)))
     try:
-        z = jax.jit(model)(params, pair)
+        z = of_rows(params, x, np.array([0, 1], np.int32))
     except Exception:  # A model for batches of one size; where that matters, it is explained later.
         return
-    check_examples(jax.jit(model), params, pair, z, subject)
+    again = of_rows(params, x, np.array([1, 1], np.int32))
+    second = jax.tree.map(lambda leaf: leaf[1:], jax.tree.map(np.asarray, z))
+    _refuse_coupled(again, second, "an example changes with its place in the batch or with the rest of it", subject)
+
+
+def _refuse_coupled(found: Output, expected: Output, change: str, subject: str) -> None:
+    """Refuse outputs whose first examples differ."""
+    found, expected = (jax.tree.map(np.asarray, tree) for tree in (found, expected))
+    shapes = [jax.tree.map(lambda leaf: leaf.shape[1:], tree) for tree in (found, expected)]
+    scale = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in jax.tree.leaves(expected))
+    eps = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(expected))
+    close = lambda a, b: bool(np.all(np.abs(a[:1] - b[:1]) <= eps**0.5 * (scale + eps)))
+    if shapes[0] != shapes[1] or not all(jax.tree.leaves(jax.tree.map(close, found, expected))):
+        raise ValueError(
+            f"{subject}: the output for {change}, so the model couples examples (batch normalisation in training mode, "
+            "a shared random mask, a hard-coded batch size). Use its inference mode, or give each example its own key "
+            "inside `x`; `check=False` turns this test off."
+        )
 
 
 def finite(tree: PyTree) -> Requirement:

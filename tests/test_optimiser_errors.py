@@ -219,8 +219,10 @@ def test_terms_and_their_batches():
 def test_models_that_couple_examples_and_odd_parameters():
     params, (x, y) = classifier_problem()
     coupled = lambda params, x: classifier(params, x - jnp.mean(x, axis=0, keepdims=True))
-    with pytest.raises(ValueError, match="the model couples examples"):
-        ng.NaturalGradient(coupled, ng.Categorical()).init(params, (x, y))
+    by_place = lambda params, x: classifier(params, x * jnp.arange(1.0, 1 + len(x))[:, None])
+    for model in (coupled, by_place):
+        with pytest.raises(ValueError, match="changes with its place in the batch or with the rest.*couples examples"):
+            ng.NaturalGradient(model, ng.Categorical()).init(params, (x, y))
     with pytest.raises(ValueError, match="without any array"):
         ng.NaturalGradient(classifier, ng.Categorical(), trainable=lambda leaf: False).init(params, (x, y))
     with pytest.raises(TypeError, match="`Diagonal` treats all parameters alike"):

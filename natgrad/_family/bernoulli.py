@@ -55,7 +55,8 @@ class Bernoulli(AbstractFamily):
         return jnp.exp((log_sigmoid(eta) + log_sigmoid(-eta)) / 2)[None]
 
     def _log_prob(self, eta, x):
-        return jnp.sum(x * log_sigmoid(eta) + (1 - x) * log_sigmoid(-eta))
+        # Two halves of which one is exactly zero where the other is small: nothing cancels.
+        return jnp.sum((x * eta - jnp.maximum(eta, 0)) - jnp.log1p(jnp.exp(-jnp.abs(eta))))
 
     def _kl(self, eta1, eta2):
         yes = measure_kl(sigmoid(eta1), sigmoid(eta2), log_sigmoid(eta2) - log_sigmoid(eta1))
