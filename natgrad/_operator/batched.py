@@ -131,6 +131,7 @@ def _padded(matrices: Float[Array, "... k k"], size: int) -> Float[Array, "... l
 def _by_cholesky(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
     if matrices.shape[-1] == 1:
         return jnp.where(matrices > 0, 1 / matrices, jnp.nan)
-    identity = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+    identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
     roots = jax.lax.linalg.cholesky(matrices, symmetrize_input=False)
-    return jax.vmap(lambda root: jax.scipy.linalg.cho_solve((root, True), identity))(roots)
+    solved = lambda b, **options: jax.lax.linalg.triangular_solve(roots, b, left_side=True, lower=True, **options)
+    return solved(solved(identity), transpose_a=True)
