@@ -107,7 +107,7 @@ class NaturalGradient:
         check_types(
             structure=(self.structure, AbstractStructure, "`KFAC()`, `EKFAC()`, `Diagonal()` or `Exact()`"),
             damping=(self.damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
-            step=(self.rule, AbstractStep, "a step rule, such as `QuadraticModel()` or `KLClip()`"),
+            step=(self.rule, AbstractStep, "a step rule, such as `QuadraticModel()` or `CrossValidated()`"),
         )
         self.momentum = self.rule.momentum if momentum is None else momentum
         check_types(momentum=(self.momentum, AbstractMomentum, "`NoMomentum()`, `HeavyBall()` or `Spring()`"))

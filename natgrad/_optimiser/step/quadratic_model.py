@@ -9,7 +9,7 @@ class QuadraticModel(AbstractStep):
     r"""Step size and momentum that minimise the quadratic model
     $g^\top\delta + \frac12\delta^\top(G + D)\,\delta$ over $\delta = \alpha d + \mu\delta'$, with the exact metric $G$
     of the batch, for two tangent passes. Nothing is left to choose, if batches are large enough for the model to be
-    that of the whole problem; on small ones use `KLClip`.
+    that of the whole problem; on small ones use `CrossValidated`.
 
     With `HeavyBall(decay)` of its own, momentum is given and only the step size is found."""
 
