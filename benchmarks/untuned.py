@@ -62,7 +62,7 @@ class Problem(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Losses after so many steps, and the median seconds of a step."""
+    """Losses after so many steps, and the mean seconds of a step, the slowest aside."""
 
     losses: dict[int, float]
     seconds: float

@@ -104,6 +104,7 @@ CONSTRUCTORS = {
         ValueError,
         "`CrossValidated` needs `radius`.*got -1.0",
     ),
+    "validated patience": (lambda: ng.CrossValidated(patience=0.0), ValueError, "needs `patience`.*got 0.0"),
     "validated decay": (lambda: ng.CrossValidated(1.0), ValueError, "`decay` from 0 to below 1, but got 1.0"),
     "validated momentum": (
         lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.CrossValidated(), momentum=ng.HeavyBall()),

@@ -257,55 +257,53 @@ def test_clipped_steps_move_no_further_than_the_radius():
 
 
 def test_steps_are_as_long_as_new_batches_say():
-    """Three batches, against dense algebra; and with a radius that is too small for what they say."""
+    """Four batches, against dense algebra; and with a radius that is too small for what they say."""
     params, (x, y) = classifier_problem()
-    batches = [(x[k : k + 4], y[k : k + 4]) for k in (0, 4, 8)]
+    batches = [(x[k : k + 3], y[k : k + 3]) for k in (0, 3, 6, 9)]
+    mean = lambda values: np.average(values, axis=0, weights=0.8 ** np.arange(len(values))[::-1])
     for radius in (1e3, 1e-6):
-        rule = ng.CrossValidated(0.8, radius)
+        rule = ng.CrossValidated(0.8, patience=0.3, radius=radius)
         opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), rule)
         w, state, step = params, opt.init(params, batches[0]), jax.jit(opt.step)
-        gradients, directions, slope, curvature = [], [], 0.0, 0.0
-        for number, batch in enumerate(batches):
+        directions, ratios, squared, size = [], [], 1.0, 0.0
+        for batch in batches:
             g = ravel(jax.grad(loss)(w, *batch))
-            metric = ng.pullback(classifier, ng.Fisher(ng.Categorical()), w, batch[0]).as_matrix()
-            mean = lambda values: np.average(values, axis=0, weights=0.8 ** np.arange(len(values))[::-1])
-            if number:
-                slope = 0.8 * slope + g @ mean(directions)
-                curvature = 0.8 * curvature + mean(gradients) @ mean(directions)
-            gradients.append(g)
-            directions.append(np.linalg.solve(np.asarray(metric) + 0.1 * np.eye(len(g)), g))
-            half = mean(gradients) @ mean(directions) / 2
-            size = min(np.clip(slope / curvature, 0, 1), np.sqrt(radius / half)) if number else 0.0
+            matrix = ng.pullback(classifier, ng.Fisher(ng.Categorical()), w, batch[0]).as_matrix()
+            matrix = np.asarray(matrix) + 0.1 * np.eye(len(g))
+            if directions:
+                ratios.append(np.clip(0.3 * (g @ mean(directions)) / squared, -1, 1))
+            directions.append(np.linalg.solve(matrix, g))
+            squared = mean(directions) @ matrix @ mean(directions)
+            size = np.clip(mean(ratios), 0, np.sqrt(2 * radius / squared)) if ratios else 0.0
             after, state, info = step(w, state, batch)
             np.testing.assert_allclose(info.step_size, size, rtol=1e-7)
-            np.testing.assert_allclose(info.predicted_divergence, size**2 * half, rtol=1e-7)
+            np.testing.assert_allclose(info.predicted_divergence, size**2 * squared / 2, rtol=1e-7)
             np.testing.assert_allclose(ravel(after) - ravel(w), -size * mean(directions), rtol=1e-7, atol=1e-12)
             w = after
-        assert size > 0
+        assert 0 < size < 1
 
 
-def test_steps_are_whole_without_noise_and_nothing_where_all_is_noise():
+def test_steps_are_whole_without_noise_and_short_where_all_is_noise():
     """Least squares from its minimum and away from it, on batches that agree and on batches that do not."""
     x, noise = normal(1, 400, 3), normal(2, 400)
     noise = noise - x @ jnp.linalg.lstsq(x, noise)[0]
-    model = lambda w, x: x @ w
-    make = lambda: ng.NaturalGradient(
-        model, ng.LeastSquares(), ng.Exact(), ng.ConstantDamping(1e-9), ng.CrossValidated(radius=1e9)
+    opt = ng.NaturalGradient(
+        lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.ConstantDamping(1e-9), ng.CrossValidated(radius=1e9)
     )
-    opt, w = make(), jnp.ones(3)
+    w = jnp.ones(3)
     state, step = opt.init(w, (x, noise)), jax.jit(opt.step)
     for expected in (0.0, 1.0):
         w, state, info = step(w, state, (x, noise))
         np.testing.assert_allclose(info.step_size, expected, rtol=1e-6)
     np.testing.assert_allclose(w, 0.0, atol=1e-6)
 
-    opt, w, sizes = make(), jnp.zeros(3), []
+    w, sizes = jnp.zeros(3), []
     rows = np.random.default_rng(0).integers(0, 400, (60, 8))
-    state, step = opt.init(w, (x[:8], noise[:8])), jax.jit(opt.step)
+    state = opt.init(w, (x[:8], noise[:8]))
     for chosen in rows:
         w, state, info = step(w, state, (x[chosen], noise[chosen]))
         sizes.append(float(info.step_size))
-    assert np.mean(sizes[10:]) < 0.1
+    assert np.mean(sizes[10:]) < 0.2
 
 
 def test_trust_regions_hold_in_the_true_divergence():

@@ -14,7 +14,7 @@ import optax
 import pytest
 from helpers import ravel
 from models import normal
-from zoo import classifier, classifier_problem, integers, libraries
+from zoo import affine, classifier, classifier_problem, integers, libraries
 
 import natgrad as ng
 from natgrad._geometry.base import AbstractGeometry
@@ -423,6 +423,44 @@ def test_auxiliary_outputs_and_keys_of_examples():
     assert 0.5 < float(info.aux["used"]) < 1 and losses[-1] < 0.6 * losses[0]
 
 
+def test_small_batches_by_scan_and_after_a_bad_one():
+    """The rule for small batches with every structure; a batch with NaN makes the next steps shorter."""
+    params, (x, y) = classifier_problem()
+    batches = x.reshape(3, 4, 3), y.reshape(3, 4)
+    batches = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 6), batches)
+    for structure in (ng.KFAC(), ng.EKFAC(), ng.Diagonal(), ng.Exact()):
+        opt = ng.NaturalGradient(classifier, ng.Categorical(), structure, step=ng.CrossValidated(), l2=1e-3)
+        assert isinstance(opt.damping, ng.ConstantDamping)
+        first = jax.tree.map(lambda leaf: leaf[0], batches)
+
+        def step(carry, batch, opt=opt):
+            after, state, info = opt.step(*carry, batch, jax.random.key(0))
+            return (after, state), info
+
+        (w, state), infos = jax.jit(lambda start: jax.lax.scan(step, start, batches))((params, opt.init(params, first)))
+        assert np.mean(infos.loss[-3:]) < 0.7 * np.mean(infos.loss[:3])
+        assert np.all(infos.accepted) and np.all(infos.predicted_divergence <= 0.5 * (1 + 1e-6))
+        bad = first[0].at[0].set(jnp.nan), first[1]
+        _, after, info = jax.jit(opt.step)(w, state, bad, jax.random.key(1))
+        assert not info.accepted
+        assert after.rule.limit == state.rule.limit / 4
+        np.testing.assert_array_equal(after.rule.direction, state.rule.direction)
+
+
+@pytest.mark.parametrize("step", [ng.CrossValidated, ng.QuadraticModel])
+def test_damping_waits_for_a_metric(step):
+    """Of a batch whose examples have no weight there is none."""
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), step=step())
+    empty, full = (x, y, jnp.zeros(12)), (x, y, jnp.ones(12))
+    advance, state = jax.jit(opt.step), opt.init(params, empty)
+    moved, state, _ = advance(params, state, empty)
+    assert same(moved, params)
+    _, state, info = advance(moved, state, full)
+    expected = np.mean(ravel(ng.diagonal(classifier, ng.Fisher(ng.Categorical()), params, x).entries))
+    np.testing.assert_allclose(info.damping, expected, rtol=1e-6)
+
+
 @pytest.mark.users_defaults
 def test_the_same_steps_in_every_library():
     models, x = libraries()
@@ -460,7 +498,6 @@ import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_enable_x64", True)
 import natgrad as ng
-from natgrad._geometry.base import AbstractGeometry
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 w = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
 x = jnp.asarray(np.random.default_rng(1).normal(size=(16, 4)))

@@ -60,7 +60,7 @@ def main(path: str) -> None:
     rng, batches = jax.random.PRNGKey(1), itertools.repeat(batch)
     state = optimizer.init(params, rng, batch)
     spent, losses, seconds = {}, {}, []
-    for number in range(150):
+    for number in range(151):
         rng, own = jax.random.split(rng)
         begun = time.perf_counter()
         params, state, stats = optimizer.step(params, state, own, data_iterator=batches, global_step_int=number)

@@ -1,10 +1,14 @@
 """What became of every parameter, in a form that people and programs can read."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+
+import equinox as eqx
 
 from natgrad import _text
 from natgrad._blocks.base import Assignment
@@ -51,7 +55,8 @@ class StructureReport(Mapping[str, BlockReport]):
 
     def warn_of_fallbacks(self, subject: str) -> None:
         if self.fallbacks:
-            warnings.warn(f"{subject}: {self.describe_fallbacks()}. `report()` has the details.", stacklevel=5)
+            message = f"{subject}: {self.describe_fallbacks()}. `report()` has the details."
+            warnings.warn(message, stacklevel=1 + _frames_to_the_user())
 
     def __getitem__(self, path: str) -> BlockReport:
         return {row.path: row for row in self.rows}[path]
@@ -107,3 +112,12 @@ def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the axes of one group and of one block."""
     kept = [size for size in shape[:-2] if size != 1]
     return (*kept, *shape[-2:]) if kept or len(shape) > 1 else shape
+
+
+def _frames_to_the_user() -> int:
+    """How many callers of the calling function belong to the library, or to the one its objects are made of."""
+    own = tuple(str(Path(module).parent) for module in (_text.__file__, eqx.__file__))
+    frame, count = inspect.currentframe(), -1
+    while frame is not None and frame.f_code.co_filename.startswith(own):
+        frame, count = frame.f_back, count + 1
+    return count

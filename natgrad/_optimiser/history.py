@@ -48,7 +48,7 @@ class History(NamedTuple):
         """The history with the loss of one more step, if that was sound."""
         own = jnp.where(is_sound, loss.astype(self.mean.dtype), self.mean)
         is_first = is_sound & ~self.is_started
-        averaged = lambda old, new: DECAY * old + (1 - DECAY) * new
+        averaged = lambda old, new: jnp.where(is_sound, DECAY * old + (1 - DECAY) * new, old)
         return History(
             self.is_started | is_sound,
             jnp.where(is_first, own, self.first),

@@ -101,8 +101,7 @@ class NaturalGradient:
         self.terms = as_terms(model, objective)
         self.structure = KFAC() if structure is None else structure
         self.rule = QuadraticModel() if step is None else step
-        is_noisy = getattr(self.rule, "is_for_small_batches", False)
-        suitable = ConstantDamping() if is_noisy else LevenbergMarquardt()
+        suitable = ConstantDamping() if getattr(self.rule, "keeps_damping", False) else LevenbergMarquardt()
         self.damping = suitable if damping is None else damping
         check_types(
             structure=(self.structure, AbstractStructure, "`KFAC()`, `EKFAC()`, `Diagonal()` or `Exact()`"),
@@ -200,7 +199,7 @@ class NaturalGradient:
         moment = Moment(state.steps, state.was_rejected)
 
         solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_sound)
-        strengths = self._started(state, solver, evaluation, key, is_sound)
+        strengths, is_known = self._started(state, solver, evaluation, key, is_sound)
         added = added._replace(strength=self.damping.strength(strengths, state.steps))
         self.structure.check(added)
         solver = self.structure.refresh(solver, added, moment)
@@ -230,6 +229,7 @@ class NaturalGradient:
         proposal = self._proposed(context, rounding)
         after, new, info = self._concluded(context, proposal, found, added, state, is_sound)
         damping = self.damping.update(strengths, Outcome.of(info, state.steps, rounding))
+        damping = jax.tree.map(lambda new, old: jnp.where(is_known, new, old), damping, state.damping)
         aux = self._aux(eqx.combine(params, fixed), batch) if self.has_aux else None
         return w, after, new._replace(structure=solver, damping=damping), info._replace(aux=aux)
 
@@ -298,7 +298,9 @@ class NaturalGradient:
         )
         state = state._replace(
             steps=state.steps + 1,
-            rule=jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), proposal.memory, state.rule),
+            rule=jax.tree.map(
+                lambda new, old: jnp.where(is_accepted, new, old), proposal.memory, self.rule.rejected(state.rule)
+            ),
             last=last,
             before=before,
             rejections=rejections,
@@ -312,17 +314,21 @@ class NaturalGradient:
 
     def _started(
         self, state: State, solver: PyTree, evaluation: Evaluation, key: Key | None, is_sound: Array
-    ) -> PyTree:
-        """The state of the damping, which at the first sound step may depend on the metric."""
+    ) -> tuple[PyTree, Bool[Array, ""] | bool]:
+        """The state of the damping, which may start from the mean eigenvalue of the metric, and whether to keep it:
+        where that is zero or not finite, one stands in for it."""
         if not self.damping.needs_mean:
-            return state.damping
+            return state.damping, True
         is_relative = self.damping.shape == "diagonal"
+        is_started = jnp.asarray(self.damping.strength(state.damping, state.steps)) > 0
 
-        def start() -> PyTree:
+        def start() -> tuple[PyTree, Array]:
             mean = 1.0 if is_relative else self.structure.mean_eigenvalue(solver, evaluation.parts, key)
-            return self.damping.start(state.damping, jnp.asarray(mean, float))
+            mean = jnp.asarray(mean, float)
+            is_known = jnp.isfinite(mean) & (mean > 0)
+            return self.damping.start(state.damping, jnp.where(is_known, mean, 1.0)), is_known
 
-        return jax.lax.cond(is_sound & ~state.history.is_started, start, lambda: state.damping)
+        return jax.lax.cond(is_sound & ~is_started, start, lambda: (state.damping, is_started))
 
     def _initial(self, trained: PyTree, fixed: PyTree, batch: Any) -> State:
         evaluation = self._evaluate(self._bind(fixed, batch), trained, jnp.array(0))

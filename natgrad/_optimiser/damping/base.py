@@ -81,6 +81,14 @@ class AbstractDamping(eqx.Module):
     shape: str = eqx.field(default="identity", kw_only=True)
     multipliers: Mapping[str, float] | None = eqx.field(default=None, kw_only=True)
 
+    def __check_init__(self):
+        name = type(self).__name__
+        if self.shape not in ("identity", "diagonal"):
+            raise ValueError(f'`{name}` needs a `shape` of "identity" or "diagonal", but got {self.shape!r}.')
+        for path, factor in (self.multipliers or {}).items():
+            if not factor > 0:
+                raise ValueError(f"`{name}` needs `multipliers` above 0, but that of `{path}` is {factor}.")
+
     def init(self) -> PyTree:
         """The state before the first step."""
         return ()
@@ -117,12 +125,3 @@ class AbstractDamping(eqx.Module):
         each = [option_for(chosen, name) for name in names]
         multipliers = tuple(1.0 if m is None else float(m) for m in each)
         return Added(strength, multipliers, l2, self.shape == "diagonal", sizes)
-
-
-def check_shape(damping: AbstractDamping) -> None:
-    name = type(damping).__name__
-    if damping.shape not in ("identity", "diagonal"):
-        raise ValueError(f'`{name}` needs a `shape` of "identity" or "diagonal", but got {damping.shape!r}.')
-    for path, factor in (damping.multipliers or {}).items():
-        if not factor > 0:
-            raise ValueError(f"`{name}` needs `multipliers` above 0, but that of `{path}` is {factor}.")

@@ -3,16 +3,16 @@ from typing import Any
 import jax.numpy as jnp
 
 from natgrad._check import check_damping
-from natgrad._optimiser.damping.base import AbstractDamping, check_shape
+from natgrad._optimiser.damping.base import AbstractDamping
 
 
 class ConstantDamping(AbstractDamping):
-    """Damping of a given strength: a number, or a schedule from optax (a function of the number of steps).
-
-    By default the strength is the mean eigenvalue of the metric of the first batch, times `scale`.
+    """Damping of a given strength.
 
     **Arguments:**
 
+    - `value`: a number, or a schedule from optax (a function of the number of steps). By default the mean eigenvalue of
+      the metric of the first batch, times `scale`.
     - `shape`: what the strength multiplies: the `"identity"`, or the `"diagonal"` of the metric, which makes steps
       independent of the units of parameters.
     - `multipliers`: factors for the parameters at or below a path."""
@@ -21,7 +21,6 @@ class ConstantDamping(AbstractDamping):
     scale: float = 1.0
 
     def __check_init__(self):
-        check_shape(self)
         if not callable(self.value) and self.value is not None:
             check_damping(self.value, "`ConstantDamping`")
 

@@ -2,7 +2,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from natgrad._optimiser.damping.base import AbstractDamping, check_shape
+from natgrad._optimiser.damping.base import AbstractDamping
 from natgrad._types import Scalar
 
 
@@ -36,7 +36,6 @@ class LevenbergMarquardt(AbstractDamping):
     maximum: float | None = None
 
     def __check_init__(self):
-        check_shape(self)
         if self.initial is not None and not self.initial > 0:
             raise ValueError(
                 f"`LevenbergMarquardt` needs `initial` damping above 0, but got {self.initial}: from 0 no factor leads "
@@ -53,7 +52,6 @@ class LevenbergMarquardt(AbstractDamping):
 
     def start(self, state, mean_eigenvalue):
         mean = mean_eigenvalue.astype(state.strength.dtype)
-        mean = jnp.where(jnp.isfinite(mean) & (mean > 0), mean, 1.0)
         given = lambda value, default: default if value is None else jnp.asarray(value, mean.dtype)
         rounding = jnp.finfo(mean.dtype).eps
         minimum, maximum = given(self.minimum, rounding * mean), given(self.maximum, mean / rounding)

@@ -114,6 +114,10 @@ class AbstractStep(eqx.Module):
     @abstractmethod
     def propose(self, context: Context) -> Proposal: ...
 
+    def rejected(self, memory: PyTree) -> PyTree:
+        """What the rule remembers after a step that was not taken, or taken back."""
+        return memory
+
     @property
     def momentum(self) -> AbstractMomentum:
         """What goes with the rule, if nothing else is asked for."""
@@ -130,8 +134,8 @@ class AbstractStep(eqx.Module):
         return False
 
     @property
-    def is_for_small_batches(self) -> bool:
-        """Whether the rule expects that what is good for one batch may be bad for others."""
+    def keeps_damping(self) -> bool:
+        """Whether damping is constant, if nothing else is asked for: a step that suits its own batch proves little."""
         return False
 
     @property

@@ -20,5 +20,5 @@ class ConstantStep(AbstractStep):
         return True
 
     @property
-    def is_for_small_batches(self):
+    def keeps_damping(self):
         return True

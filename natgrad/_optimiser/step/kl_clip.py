@@ -44,5 +44,5 @@ class KLClip(AbstractStep):
         return True
 
     @property
-    def is_for_small_batches(self):
+    def keeps_damping(self):
         return True
