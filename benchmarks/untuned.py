@@ -115,7 +115,7 @@ def regression() -> Problem:
 def autoencoder() -> Problem:
     x = jnp.asarray(mnist_test_images()[:2000])
     network = perceptron((784, 250, 100, 30, 100, 250, 784), linear=(2,))
-    return Problem(*network, ng.Bernoulli(), (x, x), None, 500, 5)
+    return Problem(*network, ng.Bernoulli(), (x, x), None, 300, 5)
 
 
 def convolutional() -> Problem:

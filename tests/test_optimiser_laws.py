@@ -256,28 +256,30 @@ def test_clipped_steps_move_no_further_than_the_radius():
     np.testing.assert_allclose(change, info.step_size * whole, rtol=1e-8)
 
 
-def test_steps_are_as_long_as_new_batches_say():
+def test_steps_are_as_long_as_new_batches_agree():
     """Four batches, against dense algebra; and with a radius that is too small for what they say."""
     params, (x, y) = classifier_problem()
     batches = [(x[k : k + 3], y[k : k + 3]) for k in (0, 3, 6, 9)]
     mean = lambda values: np.average(values, axis=0, weights=0.8 ** np.arange(len(values))[::-1])
     for radius in (1e3, 1e-6):
-        rule = ng.CrossValidated(0.8, patience=0.3, radius=radius)
+        rule = ng.CrossValidated(0.8, patience=0.5, radius=radius)
         opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), rule)
         w, state, step = params, opt.init(params, batches[0]), jax.jit(opt.step)
-        directions, ratios, squared, size = [], [], 1.0, 0.0
+        directions, cosines, length, size = [], [], 1.0, 0.0
         for batch in batches:
             g = ravel(jax.grad(loss)(w, *batch))
             matrix = ng.pullback(classifier, ng.Fisher(ng.Categorical()), w, batch[0]).as_matrix()
             matrix = np.asarray(matrix) + 0.1 * np.eye(len(g))
+            natural = np.linalg.solve(matrix, g)
+            own = np.sqrt(g @ natural)
             if directions:
-                ratios.append(np.clip(0.3 * (g @ mean(directions)) / squared, -1, 1))
-            directions.append(np.linalg.solve(matrix, g))
-            squared = mean(directions) @ matrix @ mean(directions)
-            size = np.clip(mean(ratios), 0, np.sqrt(2 * radius / squared)) if ratios else 0.0
+                cosines.append(0.5 * (g @ mean(directions)) / (own * length))
+            directions.append(natural)
+            length = np.sqrt(mean(directions) @ matrix @ mean(directions))
+            size = min(max(mean(cosines), 0) * own, np.sqrt(2 * radius)) / length if cosines else 0.0
             after, state, info = step(w, state, batch)
             np.testing.assert_allclose(info.step_size, size, rtol=1e-7)
-            np.testing.assert_allclose(info.predicted_divergence, size**2 * squared / 2, rtol=1e-7)
+            np.testing.assert_allclose(info.predicted_divergence, (size * length) ** 2 / 2, rtol=1e-7)
             np.testing.assert_allclose(ravel(after) - ravel(w), -size * mean(directions), rtol=1e-7, atol=1e-12)
             w = after
         assert 0 < size < 1
@@ -304,6 +306,33 @@ def test_steps_are_whole_without_noise_and_short_where_all_is_noise():
         w, state, info = step(w, state, (x[chosen], noise[chosen]))
         sizes.append(float(info.step_size))
     assert np.mean(sizes[10:]) < 0.2
+
+
+def test_an_average_that_batches_speak_against_is_begun_anew():
+    opt = ng.NaturalGradient(
+        lambda w, x: x * w, ng.LeastSquares(), ng.Exact(), ng.ConstantDamping(1e-3), ng.CrossValidated(radius=1e-3)
+    )
+    w, x = jnp.zeros(()), jnp.ones(4)
+    state, step = opt.init(w, (x, x)), jax.jit(opt.step)
+    for target in [1000.0] * 4 + [-1.0] * 14:
+        w, state, info = step(w, state, (x, target * x))
+    # Averaged with those of the first batches, it would still be above 100.
+    assert -2 < state.rule.direction[0] < 0
+    assert info.step_size > 0
+
+
+def test_huge_natural_gradients_at_first_do_not_lead_past_the_minimum():
+    """A rate that is far too small, whose natural gradient is huge and the metric small."""
+    rate = lambda w, x: w + jnp.zeros_like(x)
+    opt = ng.NaturalGradient(rate, ng.Poisson(), ng.Exact(), step=ng.CrossValidated())
+    w, batch = jnp.asarray(-5.0), (jnp.zeros(4), jnp.asarray([0.0, 1.0, 1.0, 2.8]))
+    state, step = opt.init(w, batch), jax.jit(opt.step)
+    accepted = []
+    for _ in range(50):
+        w, state, info = step(w, state, batch)
+        accepted.append(bool(info.accepted))
+    assert not all(accepted[:10]) and all(accepted[10:])
+    np.testing.assert_allclose(w, np.log(1.2), atol=0.02)
 
 
 def test_trust_regions_hold_in_the_true_divergence():

@@ -7,30 +7,36 @@ from natgrad._optimiser.momentum import Vector
 from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, dot, scheduled
 from natgrad._types import Scalar
 
-# By how much the most that is allowed grows back with every step.
+# By how much the most that is believed grows back with every step.
 GROWTH = 1.1
+# An agreement below this is against the average: about as far below zero as noise alone may take it.
+AGAINST = -0.25
 
 
 class Average(NamedTuple):
     """The running mean of natural gradients with the sum of its weights and its squared length; the running mean of how
-    far new batches would go along it, with its weights; and the most that is allowed."""
+    new batches agreed with it, with its weights; and the most that is believed of that."""
 
     direction: Vector
     weight: Scalar
     squared: Scalar
-    distance: Scalar
+    agreement: Scalar
     told: Scalar
     limit: Scalar
 
 
 class CrossValidated(AbstractStep):
-    r"""For small batches: go along the natural gradient averaged over batches, as far as new batches say.
+    r"""For small batches: go along the natural gradient averaged over batches, as far as new batches agree with it.
 
     A batch cannot tell how much of its own gradient $g_t$ is noise. Of the average $m_{t-1}$ of earlier natural
-    gradients it can, having no part in it: along $\alpha m_{t-1}$ it finds the slope $g_t^\top m_{t-1}$, where the
-    curvature was $m_{t-1}^\top(G_{t-1} + D)\,m_{t-1}$ by the exact metric of the batch before, for one tangent pass.
-    The step size $\alpha$ is a running mean of their ratios, between 0 and 1. So steps get shorter as noise takes over,
-    with no schedule; the first batch, which has none before it, is only looked at. After a step that is taken back, the
+    gradients it can, having no part in it: noise agrees with nothing, and the cosine of the angle
+    $c_t = g_t^\top m_{t-1} \,/\, |g_t|\,|m_{t-1}|$ says how much can be gained that way. The step goes along $m_t$ and
+    has the length $|g_t|$ of the natural gradient of the batch times the running mean of `patience` $c_t$, between 0 and
+    1. So steps get shorter as noise takes over, with no schedule.
+
+    Lengths of gradients are those of natural gradients in the metric of the structure, lengths of averages are by the
+    exact metric of their batch, both damped; the latter takes a tangent pass. The first batch, which has none before
+    it, is only looked at. An average that batches speak against is begun anew, and after a step that is taken back the
     next ones are shorter.
 
     **Arguments:**
@@ -59,25 +65,29 @@ class CrossValidated(AbstractStep):
     def propose(self, context):
         old: Average = context.memory
         number = lambda value: jnp.asarray(value, old.weight.dtype)
-        weight = self.decay * old.weight + 1
+        # An average that new batches speak against is begun anew.
+        weight = jnp.where(old.agreement < AGAINST, 0.0, self.decay * old.weight) + 1
         direction = old.direction + (context.direction - old.direction) / weight
         squared = number(context.quadratic(direction).damped[0, 0])
 
-        is_told = old.squared > 0
-        ratio = -dot(context.gradient, old.direction) / jnp.where(is_told, old.squared, 1.0)
+        # The cosine of the angle between this natural gradient and the average of those before it.
+        own = number(jnp.maximum(-dot(context.gradient, context.direction), 0.0))
+        is_told = old.squared * own > 0
+        cosine = -dot(context.gradient, old.direction) / jnp.sqrt(jnp.where(is_told, old.squared * own, 1.0))
         told = jnp.where(is_told, self.decay * old.told + 1, old.told)
-        change = (jnp.clip(self.patience * ratio, -1.0, 1.0) - old.distance) / jnp.maximum(told, 1.0)
-        distance = old.distance + jnp.where(is_told, change, 0.0)
+        change = (jnp.clip(self.patience * cosine, -1.0, 1.0) - old.agreement) / jnp.maximum(told, 1.0)
+        agreement = old.agreement + jnp.where(is_told, change, 0.0)
 
         limit = jnp.where(old.told > 0, jnp.minimum(GROWTH * old.limit, 1.0), 1.0)
-        longest = jnp.sqrt(2 * number(scheduled(self.radius, context.steps)) / jnp.where(squared > 0, squared, 1.0))
-        size = jnp.clip(distance, 0.0, jnp.minimum(limit, jnp.where(squared > 0, longest, 0.0)))
+        length = jnp.clip(agreement, 0.0, limit) * jnp.sqrt(own)
+        length = jnp.minimum(length, jnp.sqrt(2 * number(scheduled(self.radius, context.steps))))
+        size = jnp.where(squared > 0, length / jnp.sqrt(jnp.where(squared > 0, squared, 1.0)), 0.0)
         return Proposal(
             size * direction,
             size,
             0.0,
             predicted_divergence=size**2 * squared / 2,
-            memory=Average(direction, weight, squared, distance, told, limit),
+            memory=Average(direction, weight, squared, agreement, told, limit),
         )
 
     def rejected(self, memory):
