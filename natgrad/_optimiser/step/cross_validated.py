@@ -31,7 +31,7 @@ class CrossValidated(AbstractStep):
     A batch cannot tell how much of its own gradient $g_t$ is noise. Of the average $m_{t-1}$ of earlier natural
     gradients it can, having no part in it: noise agrees with nothing, and the cosine of the angle
     $c_t = g_t^\top m_{t-1} \,/\, |g_t|\,|m_{t-1}|$ says how much can be gained that way. The step goes along $m_t$ and
-    has the length $|g_t|$ of the natural gradient of the batch times the running mean of `patience` $c_t$, between 0 and
+    has the length $|g_t|$ of the natural gradient of the batch times the running mean of `patience` $c_t$, from 0 to
     1. So steps get shorter as noise takes over, with no schedule.
 
     Lengths of gradients are those of natural gradients in the metric of the structure, lengths of averages are by the
