@@ -1,5 +1,7 @@
 """Every refusal of the optimiser says what was given, why it cannot work and what to do."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -244,6 +246,13 @@ def test_fallbacks_are_warned_of_when_a_run_begins():
     params, x = {"w": normal(1, 16, 12)}, normal(2, 6, 16)
     mask = jnp.asarray(normal(3, 16, 12) > 0).astype(x.dtype)
     opt = ng.NaturalGradient(lambda params, x: jnp.tanh(x @ (params["w"] * mask)), ng.LeastSquares())
-    with pytest.warns(UserWarning, match="`KFAC`: `params\\['w'\\]` is diagonal"):
-        state = opt.init(params, (x, None))
+    batch = x, normal(4, 6, 12)
+    for init in (lambda: opt.init(params, batch), lambda: ng.as_optax(opt, batch).init(params)):
+        with pytest.warns(UserWarning, match="`KFAC`: `params\\['w'\\]` is diagonal") as caught:
+            init()
+        # Not at a line of the package; that of the user is hidden here by those who check types at run time.
+        package = str(Path(ng.__file__).parent)
+        assert not any(warning.filename.startswith(package) for warning in caught)
+    with pytest.warns(UserWarning, match="is diagonal"):
+        state = opt.init(params, batch)
     assert opt.report(state)["params['w']"].is_fallback

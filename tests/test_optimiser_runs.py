@@ -18,6 +18,7 @@ from zoo import affine, classifier, classifier_problem, integers, libraries
 
 import natgrad as ng
 from natgrad._geometry.base import AbstractGeometry
+from natgrad._optimiser.history import History
 
 
 @functools.cache
@@ -453,6 +454,17 @@ def test_small_batches_by_scan_and_after_a_bad_one(structure):
     assert not info.accepted
     assert after.rule.limit == state.rule.limit / 4
     np.testing.assert_array_equal(after.rule.direction, state.rule.direction)
+
+
+def test_bad_batches_teach_nothing_about_the_spread_of_losses():
+    history = History.empty().with_loss(jnp.asarray(2.0), jnp.array(True))
+    assert same(history, history.with_loss(jnp.asarray(jnp.nan), jnp.array(False)))
+
+
+def test_outputs_that_are_infinite_on_purpose_do_not_couple_examples():
+    params, batch = classifier_problem()
+    masked = lambda params, x: jnp.where(jnp.asarray([True, True, False])[None], classifier(params, x), -jnp.inf)
+    ng.NaturalGradient(masked, ng.Categorical()).init(params, batch)
 
 
 @pytest.mark.parametrize("step", [ng.CrossValidated, ng.QuadraticModel])

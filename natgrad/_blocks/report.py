@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import equinox as eqx
-
 from natgrad import _text
 from natgrad._blocks.base import Assignment
 from natgrad._operator.base import AbstractBlock
@@ -54,9 +52,13 @@ class StructureReport(Mapping[str, BlockReport]):
         return "; ".join(f"`{row.path}` is {row.structure} ({row.reason})" for row in self.fallbacks)
 
     def warn_of_fallbacks(self, subject: str) -> None:
+        """Warn at the line that called the library: that beyond its outermost frame."""
         if self.fallbacks:
-            message = f"{subject}: {self.describe_fallbacks()}. `report()` has the details."
-            warnings.warn(message, stacklevel=1 + _frames_to_the_user())
+            own, frame, level, found = str(Path(_text.__file__).parent), inspect.currentframe(), 1, 1
+            while frame is not None:
+                found = level + 1 if frame.f_code.co_filename.startswith(own) else found
+                frame, level = frame.f_back, level + 1
+            warnings.warn(f"{subject}: {self.describe_fallbacks()}. `report()` has the details.", stacklevel=found)
 
     def __getitem__(self, path: str) -> BlockReport:
         return {row.path: row for row in self.rows}[path]
@@ -112,12 +114,3 @@ def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the axes of one group and of one block."""
     kept = [size for size in shape[:-2] if size != 1]
     return (*kept, *shape[-2:]) if kept or len(shape) > 1 else shape
-
-
-def _frames_to_the_user() -> int:
-    """How many callers of the calling function belong to the library, or to the one its objects are made of."""
-    own = tuple(str(Path(module).parent) for module in (_text.__file__, eqx.__file__))
-    frame, count = inspect.currentframe(), -1
-    while frame is not None and frame.f_code.co_filename.startswith(own):
-        frame, count = frame.f_back, count + 1
-    return count
