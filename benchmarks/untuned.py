@@ -49,6 +49,8 @@ class Problem(NamedTuple):
     batch: int | None
     steps: int
     every: int
+    # How many examples the loss is looked at on.
+    shown: int = 2000
 
     def loss(self, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         z = self.model(params, x)
@@ -150,7 +152,7 @@ def transformer() -> Problem:
     rows = jnp.asarray(text[: len(text) // 33 * 33].reshape(-1, 33))
     network = functools.partial(decoder, layers=2, width=64, positions=32, words=count)
     initial = lambda key: network(key=key).params
-    return Problem(network().model, initial, ng.Categorical(), (rows[:, :-1], rows[:, 1:]), 64, 300, 10)
+    return Problem(network().model, initial, ng.Categorical(), (rows[:, :-1], rows[:, 1:]), 64, 300, 10, shown=512)
 
 
 PROBLEMS = {
@@ -248,6 +250,5 @@ def trained(problem: Problem, loss: Callable, init: Callable, step: Callable, se
 
 def evaluated(problem: Problem) -> Callable[[Any], float]:
     x, y = problem.data
-    count = 512 if problem.batch == 64 else 2000
     compiled = jax.jit(problem.loss)
-    return lambda params: float(compiled(params, x[:count], y[:count]))
+    return lambda params: float(compiled(params, x[: problem.shown], y[: problem.shown]))

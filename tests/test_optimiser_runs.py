@@ -464,7 +464,10 @@ def test_bad_batches_teach_nothing_about_the_spread_of_losses():
 def test_outputs_that_are_infinite_on_purpose_do_not_couple_examples():
     params, batch = classifier_problem()
     masked = lambda params, x: jnp.where(jnp.asarray([True, True, False])[None], classifier(params, x), -jnp.inf)
-    ng.NaturalGradient(masked, ng.Categorical()).init(params, batch)
+    coupled = lambda params, x: masked(params, x - jnp.mean(x, axis=0, keepdims=True))
+    assert ng.NaturalGradient(masked, ng.Categorical()).init(params, batch).steps == 0
+    with pytest.raises(ValueError, match="couples examples"):
+        ng.NaturalGradient(coupled, ng.Categorical()).init(params, batch)
 
 
 @pytest.mark.parametrize("step", [ng.CrossValidated, ng.QuadraticModel])

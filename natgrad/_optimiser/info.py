@@ -13,9 +13,8 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
 
     restored = (
         "The loss or its gradient was not finite, or the last step raised the loss far above its usual values, so the "
-        "step went back to the "
-        "parameters before the last one, with more damping where that is adaptive. Look for NaN in the batch, or lower "
-        "the learning rate."
+        "step went back to the parameters before the last one, with more damping where that is adaptive. Look for NaN "
+        "in the batch, or lower the learning rate."
     )
     rejected = (
         "The step would not have lowered the loss, so the parameters stay as they were. With adaptive damping the next "

@@ -101,15 +101,17 @@ class NaturalGradient:
         self.terms = as_terms(model, objective)
         self.structure = KFAC() if structure is None else structure
         self.rule = QuadraticModel() if step is None else step
-        suitable = ConstantDamping() if getattr(self.rule, "keeps_damping", False) else LevenbergMarquardt()
-        self.damping = suitable if damping is None else damping
         check_types(
             structure=(self.structure, AbstractStructure, "`KFAC()`, `EKFAC()`, `Diagonal()` or `Exact()`"),
-            damping=(self.damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
             step=(self.rule, AbstractStep, "a step rule, such as `QuadraticModel()` or `CrossValidated()`"),
         )
+        suitable = ConstantDamping() if self.rule.keeps_damping else LevenbergMarquardt()
+        self.damping = suitable if damping is None else damping
         self.momentum = self.rule.momentum if momentum is None else momentum
-        check_types(momentum=(self.momentum, AbstractMomentum, "`NoMomentum()`, `HeavyBall()` or `Spring()`"))
+        check_types(
+            damping=(self.damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
+            momentum=(self.momentum, AbstractMomentum, "`NoMomentum()`, `HeavyBall()` or `Spring()`"),
+        )
         self.l2 = dict(l2) if isinstance(l2, Mapping) else {"": l2}
         self.weight_decay, self.trainable, self.has_aux = weight_decay, trainable, has_aux
         self.micro_batches, self.max_rejections, self.check = micro_batches, max_rejections, check
