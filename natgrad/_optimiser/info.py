@@ -43,8 +43,8 @@ class Info(NamedTuple):
       for: one for a step along the natural gradient if that is exact.
     - `accepted`: whether the step was taken.
     - `result`: a member of `STEP_RESULTS`, whose text says what happened.
-    - `failures`: how often an inverse of a block was not finite, so far, and the one before it was kept. Damping that is
-      rounding next to a factor is raised until it is not, and is not counted here.
+    - `failures`: how often an inverse of a block was not finite, so far, and the one before it was kept. Damping that
+      is rounding next to a factor is raised until it is not, and is not counted here.
     - `aux`: what the model returned besides its outputs.
     """
 
