@@ -71,6 +71,7 @@ from natgrad._metric.running import RunningAverage as RunningAverage
 from natgrad._optimiser.checkpoint import Checkpoints as Checkpoints
 from natgrad._optimiser.checkpoint import load_checkpoint as load_checkpoint
 from natgrad._optimiser.checkpoint import save_checkpoint as save_checkpoint
+from natgrad._optimiser.conclusion import State as State
 from natgrad._optimiser.damping.constant import ConstantDamping as ConstantDamping
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt as LevenbergMarquardt
 from natgrad._optimiser.info import STEP_RESULTS as STEP_RESULTS
@@ -79,7 +80,6 @@ from natgrad._optimiser.momentum import HeavyBall as HeavyBall
 from natgrad._optimiser.momentum import NoMomentum as NoMomentum
 from natgrad._optimiser.momentum import Spring as Spring
 from natgrad._optimiser.natural_gradient import NaturalGradient as NaturalGradient
-from natgrad._optimiser.natural_gradient import State as State
 from natgrad._optimiser.objective import LeastSquares as LeastSquares
 from natgrad._optimiser.objective import Objective as Objective
 from natgrad._optimiser.optax import as_optax as as_optax

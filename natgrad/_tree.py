@@ -100,8 +100,18 @@ def size(tree: PyTree) -> int:
 def flatten(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
     """A tree as one vector in the widest dtype among its leaves (single precision at least), and the way back to
     the original shapes and dtypes."""
-    flat, unravel = ravel_pytree(promote(at_least_float32(tree))[0])
-    return flat, lambda vector: cast_like(unravel(vector.astype(flat.dtype)), tree)
+    leaves, treedef = jax.tree.flatten(tree)
+    (wide,) = promote(at_least_float32(leaves))
+    flat = jnp.concatenate([leaf.reshape(-1) for leaf in wide]) if leaves else jnp.zeros(0)
+    ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
+
+    # By slices, which take less time to trace than `ravel_pytree`.
+    def unflatten(vector: Array) -> PyTree:
+        own = [jax.lax.slice(vector, (end - leaf.size,), (end,)) for leaf, end in zip(leaves, ends, strict=True)]
+        shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(own, leaves, strict=True)]
+        return jax.tree.unflatten(treedef, shaped)
+
+    return flat, unflatten
 
 
 def as_callable(function: Callable) -> Any:

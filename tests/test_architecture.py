@@ -82,6 +82,7 @@ ASSEMBLIES = {
     "_operator.kronecker": {"eigen"},
     "_optimiser.natural_gradient": {
         "compatible",
+        "conclusion",
         "damping.constant",
         "damping.levenberg_marquardt",
         "step.quadratic_model",

@@ -123,17 +123,22 @@ def test_matrices_of_one_size_are_factorised_in_one_call():
         np.testing.assert_allclose((vectors * values[..., None, :]) @ vectors.mT, stack, rtol=1e-10, atol=1e-12)
 
 
-def test_large_moments_are_put_together_from_halves():
-    x = normal(1, 1, 5, 515)
-    np.testing.assert_allclose(second_moment(x, 515)[0, 0], x[0].T @ x[0], rtol=1e-12, atol=1e-13)
+def test_large_moments_are_put_together_from_halves(monkeypatch):
+    x = normal(1, 1, 5, 15)
+    count = lambda: str(jax.make_jaxpr(lambda x: second_moment(x, 15))(x)).count("dot_general")
+    assert count() == 1
+    monkeypatch.setattr("natgrad._operator.factor.LARGE", 5 * 15**2)
+    assert count() == 3
+    np.testing.assert_allclose(second_moment(x, 15)[0, 0], x[0].T @ x[0], rtol=1e-12, atol=1e-13)
 
 
 def test_an_inverse_beyond_rounding_is_found_all_the_same_and_said_so():
     """In single precision a matrix of rank one with tiny damping has no Cholesky factor."""
     v = np.linspace(1, 2, 40, dtype=np.float32)
     singular = jnp.asarray(np.stack([np.outer(v, v), np.eye(40, dtype=np.float32)]))
-    little = lambda means: (jnp.ones_like(means), jnp.full_like(means, 3e-5))
-    (found,), is_definite, is_finite = batched.damped_inverses([singular], little)
+    traces = jnp.trace(singular, axis1=1, axis2=2)
+    little = jnp.full_like(traces, 3e-5)
+    (found,), is_definite, is_finite = batched.damped_inverses([singular], traces, jnp.ones_like(traces), little)
     assert np.all(np.isfinite(found))
     assert is_definite.tolist() == [False, True] and is_finite.tolist() == [True, True]
     np.testing.assert_allclose(found[1], np.eye(40), rtol=1e-4)

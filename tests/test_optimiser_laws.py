@@ -449,6 +449,9 @@ def test_factors_are_averaged_and_inverted_when_they_are_due():
         inverses.append(np.asarray(jax.tree.leaves(state.structure.inverse)[0]))
     expected = [1.0, 1.8, 2.44, 2.44, 2.952, 2.952, 3.3616, 3.3616, 3.68928]
     np.testing.assert_allclose(weights, expected, rtol=1e-12)
+    factors, traces = state.structure.average.total.operator, state.structure.traces.total
+    np.testing.assert_allclose(traces, factors.traces(), rtol=1e-12)
+    np.testing.assert_allclose(factors.trace(traces), np.trace(factors.as_matrix()), rtol=1e-12)
     changes = [count for count in range(1, 9) if not np.array_equal(inverses[count], inverses[count - 1])]
     assert changes == [1, 2, 4, 8]
 

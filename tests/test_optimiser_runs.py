@@ -194,6 +194,22 @@ def test_batches_of_different_difficulty_are_all_accepted():
         assert bool(info.accepted)
 
 
+def test_a_batch_out_of_the_ordinary_tells_damping_and_statistics_nothing():
+    """Its step is taken, but the evaluation of the loss goes to the question whether the last step was to blame."""
+    linear = lambda params, x: x @ params
+    x = normal(1, 16, 3)
+    easy, hard = (x, x[:, :1]), (x, 30.0 + x[:, :1])
+    opt = ng.NaturalGradient(linear, ng.LeastSquares(), ng.Diagonal(), ng.LevenbergMarquardt(every=1))
+    step, w = jax.jit(opt.step), jnp.zeros((3, 1))
+    w, state, _ = run(step, w, opt.init(w, easy), easy, 3)
+    moved, after, info = step(w, state, hard, jax.random.key(0))
+    assert info.accepted and not same(moved, w)
+    assert np.isnan(info.loss_after) and same(after.damping, state.damping)
+    assert same(after.structure.average, state.structure.average)
+    _, _, info = step(w, state, easy, jax.random.key(0))
+    assert np.isfinite(info.loss_after)
+
+
 def test_steps_that_are_always_taken_back_are_given_up():
     params, batch = classifier_problem()
     opt = ng.NaturalGradient(

@@ -16,7 +16,6 @@ from natgrad._metric.base import AbstractMetric
 from natgrad._model import check_structure, finite
 from natgrad._operator import batched, damped, factor
 from natgrad._operator.base import AbstractBlock, Eigen, reciprocal
-from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._operator.place import Place
 from natgrad._types import Matrix, Scalar
 from natgrad._vector import Covector, Vector, untyped
@@ -35,14 +34,16 @@ class Blocks(eqx.Module):
     def diagonal(self) -> PyTree:
         return self._mapped(lambda block, _: block.diagonal(), self.zeros())
 
-    def trace(self) -> Scalar:
-        products = [block for block in self.blocks if isinstance(block, KroneckerBlock)]
-        others = [jnp.sum(block.diagonal()) for block in self.blocks if not isinstance(block, KroneckerBlock)]
-        if not products:
+    def traces(self) -> Float[Array, " matrices"]:
+        """Those of the matrices of all blocks, at once, since every operation costs time to compile."""
+        return factor.traces([matrix for block in self.blocks for matrix in block.matrices()])
+
+    def trace(self, traces: Float[Array, " matrices"] | None = None) -> Scalar:
+        """The trace, from those of the matrices of all blocks if they are known."""
+        others = [jnp.sum(block.diagonal()) for block in self.blocks if not block.is_product]
+        if len(others) == len(self.blocks):
             return _tree.sum_leaves(others)
-        # Of all factors at once, since every operation costs time to compile.
-        each = factor.traces([side for block in products for side in (block.A, block.G)])
-        return _tree.sum_leaves([_product_traces(products, each), *others])
+        return _tree.sum_leaves([_product_traces(self.blocks, self.traces() if traces is None else traces), *others])
 
     def as_matrix(self) -> Matrix:
         flat = _tree.flatten(self.zeros())[0]
@@ -95,17 +96,13 @@ class Blocks(eqx.Module):
         return jax.tree.unflatten(treedef, wide)
 
 
-def _product_traces(products: Sequence[KroneckerBlock], traces: Float[Array, " matrices"]) -> Scalar:
-    r"""$\sum\operatorname{tr}A\,\operatorname{tr}G$ over blocks and their groups, from the traces of all matrices."""
-    shapes = [side.shape[:2] for block in products for side in (block.A, block.G)]
-    owners = [np.repeat(np.arange(groups), blocks) for groups, blocks in shapes]
-    starts = np.cumsum([0, *(groups for groups, _ in shapes)])
-    ids = np.concatenate([own + start for own, start in zip(owners, starts, strict=False)])
-    sums = jax.ops.segment_sum(traces, ids, int(starts[-1]), indices_are_sorted=True)
-    pairs = [(starts[k], starts[k + 1], starts[k + 1] - starts[k]) for k in range(0, len(shapes), 2)]
-    inputs = np.concatenate([np.arange(a, a + count) for a, _, count in pairs])
-    outputs = np.concatenate([np.arange(g, g + count) for _, g, count in pairs])
-    return jnp.sum(sums[inputs] * sums[outputs])
+def _product_traces(blocks: Sequence[AbstractBlock], traces: Float[Array, " matrices"]) -> Scalar:
+    r"""$\sum\operatorname{tr}A\,\operatorname{tr}G$ over products and their groups, from the traces of all matrices."""
+    layout = damped.layout(blocks)
+    sums = layout.summed(traces)
+    # The first factors of products stand before the second.
+    first = np.flatnonzero(layout.other > np.arange(len(layout.other)))
+    return jnp.sum(sums[first] * sums[layout.other[first]])
 
 
 def by_block(blocks: Sequence[AbstractBlock], function: Callable[[list[Array]], list]) -> list[list[Any]]:

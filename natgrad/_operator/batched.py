@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from natgrad._operator import factor
 from natgrad._operator.base import Eigen
 
 # How large a matrix has to be, next to a larger one, to be padded to its size; below some size all are.
@@ -80,11 +79,11 @@ def without_rounding(values: Float[Array, "m ..."], size: int) -> Float[Array, "
 
 
 def damped_inverses(
-    stacks: Sequence[Array], damping: Callable[[Array], tuple[Array, Array]]
+    stacks: Sequence[Array], traces: Float[Array, " m"], scale: Float[Array, " m"], wanted: Float[Array, " m"]
 ) -> tuple[list[Array], Bool[Array, " m"], Bool[Array, " m"]]:
     r"""Inverses $(s F + d I)^{-1}$ of semidefinite matrices by their Cholesky factors, for scales $s$ and damping $d$
-    that are a function of the mean eigenvalues of all matrices, in the order of the stacks; and for every matrix
-    whether the damping was enough, and whether the inverse is finite.
+    in the order of the stacks; and for every matrix whether the damping was enough, and whether the inverse is
+    finite.
 
     Damping that cannot be told from zero next to the matrix is raised until it can. Matrices of almost the same size
     are padded to the largest of them and go together, and numbers that belong to matrices are handled as one vector:
@@ -99,16 +98,14 @@ def damped_inverses(
         np.concatenate([np.arange(starts[k], starts[k + 1]) for k, part in enumerate(parts) if part.number == index])
         for index in range(len(joined))
     ]
-    traces = factor.traces(stacks)
-    scale, wanted = damping(traces / np.repeat(sizes, counts).astype(traces.dtype))
     least = 4 * jnp.finfo(traces.dtype).eps * scale * traces
-    shift = jnp.maximum(wanted, least)
+    numbers = jnp.stack([scale, jnp.maximum(wanted, least)])[:, np.concatenate(order)]
+    ends = np.cumsum([len(own) for own in order])
     found: list[Array] = []
-    for matrices, own in zip(joined, order, strict=True):
-        spread = lambda numbers: numbers[own][:, None, None].astype(matrices.dtype)  # noqa: B023
+    for matrices, end in zip(joined, ends, strict=True):
+        own = numbers[:, end - len(matrices) : end, None, None].astype(matrices.dtype)
         identity = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None]
-        damped = spread(scale) * matrices + spread(shift) * identity
-        found.append(_by_cholesky(_after(found[-1] if found else None, damped)))
+        found.append(_by_cholesky(_after(found[-1] if found else None, own[0] * matrices + own[1] * identity)))
     # Where a factorisation fails, all entries are NaN.
     first = jnp.concatenate([inverses[:, 0, 0].astype(traces.dtype) for inverses in found])
     is_finite = jnp.isfinite(first)[np.argsort(np.concatenate(order))]

@@ -1,5 +1,6 @@
 r"""Inverses of damped blocks, with the damping of a Kronecker product shared between its factors."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,17 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from natgrad._operator import batched
+from natgrad._operator import batched, factor
 from natgrad._operator.base import AbstractBlock
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """For every factor (of a block, and of one of its groups) its block and the other factor of its product, itself if
     there is none; and for every matrix the factor it belongs to. A factor in blocks has several matrices."""
 
     block: np.ndarray
     other: np.ndarray
     factor: np.ndarray
+
+    def summed(self, numbers: Float[Array, " matrices"]) -> Float[Array, " factors"]:
+        """The sums over the matrices of every factor."""
+        if len(self.factor) == len(self.block):
+            return numbers
+        return jax.ops.segment_sum(numbers, self.factor, len(self.block), indices_are_sorted=True)
+
+    def spread(self, numbers: Float[Array, " factors"]) -> Float[Array, " matrices"]:
+        """The number of its factor for every matrix."""
+        return numbers if len(self.factor) == len(self.block) else numbers[self.factor]
 
 
 class Inverted(NamedTuple):
@@ -30,8 +41,10 @@ class Inverted(NamedTuple):
     is_finite: Bool[Array, " blocks"]
 
 
-def invert(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"]) -> Inverted:
-    r"""The inverse of every damped block.
+def invert(
+    blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"], traces: Float[Array, " matrices"] | None = None
+) -> Inverted:
+    r"""The inverse of every damped block, with the traces of their matrices if they are known.
 
     A product $A \otimes G$ is damped by its factors,
     $(A + \pi\sqrt\lambda I) \otimes (G + \frac{\sqrt\lambda}{\pi} I)$ with $\pi^2$ the ratio of the mean eigenvalues of
@@ -42,27 +55,33 @@ def invert(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"]) ->
     if not stacks:
         each = [block.inverted([], damping[k]) for k, block in enumerate(blocks)]
         return Inverted(each, jnp.ones(len(blocks), bool), _are_finite(blocks, damping))
-    layout = _layout(blocks)
-
-    def shares(means: Array) -> tuple[Array, Array]:
-        own = damping[layout.block].astype(means.dtype)
-        means = _averaged(means, layout.factor)
-        others = means[layout.other]
-        is_product = layout.other != np.arange(len(layout.other))
-        is_zero = is_product & ((means <= 0) | (others <= 0))
-        ratio = jnp.where(is_zero, 1.0, means) / jnp.where(is_zero, 1.0, others)
-        share = jnp.where(is_product, jnp.sqrt(own * ratio), own)
-        return (1.0 - is_zero.astype(means.dtype))[layout.factor], share[layout.factor]
-
-    found, is_definite, is_finite = batched.damped_inverses(stacks, shares)
+    where = layout(blocks)
+    traces = factor.traces(stacks) if traces is None else traces
+    found, is_definite, is_finite = batched.damped_inverses(stacks, traces, *_shares(where, stacks, traces, damping))
     each = iter(found)
     inverted = [
         block.inverted([next(each) for _ in own], damping[k])
         for k, (block, own) in enumerate(zip(blocks, matrices, strict=True))
     ]
-    is_own = (layout.block[layout.factor][None, :] == np.arange(len(blocks))[:, None]).astype(np.float32)
+    is_own = (where.block[where.factor][None, :] == np.arange(len(blocks))[:, None]).astype(np.float32)
     of_block = lambda flags: jnp.asarray(is_own) @ (~flags).astype(is_own.dtype) == 0
     return Inverted(inverted, of_block(is_definite), of_block(is_finite) & _are_finite(blocks, damping))
+
+
+def _shares(
+    where: Layout, stacks: Sequence[Array], traces: Float[Array, " matrices"], damping: Float[Array, " blocks"]
+) -> tuple[Float[Array, " matrices"], Float[Array, " matrices"]]:
+    """What every matrix is multiplied by, and what is added to its diagonal."""
+    counts = [math.prod(stack.shape[:-2]) for stack in stacks]
+    rows = np.bincount(where.factor, np.repeat([stack.shape[-1] for stack in stacks], counts)).astype(traces.dtype)
+    means = where.summed(traces) / rows
+    others = means[where.other]
+    own = damping[where.block].astype(means.dtype)
+    is_product = where.other != np.arange(len(where.other))
+    is_zero = is_product & ((means <= 0) | (others <= 0))
+    ratio = jnp.where(is_zero, 1.0, means) / jnp.where(is_zero, 1.0, others)
+    share = jnp.where(is_product, jnp.sqrt(own * ratio), own)
+    return where.spread(1.0 - is_zero.astype(means.dtype)), where.spread(share)
 
 
 def _are_finite(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"]) -> Bool[Array, " blocks"]:
@@ -71,14 +90,7 @@ def _are_finite(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"
     return jnp.stack([known(block) for block in blocks]) & jnp.isfinite(damping)
 
 
-def _averaged(means: Float[Array, " matrices"], factor: np.ndarray) -> Float[Array, " factors"]:
-    if len(factor) == factor[-1] + 1:
-        return means
-    counts = np.bincount(factor).astype(means.dtype)
-    return jax.ops.segment_sum(means, factor, len(counts)) / counts
-
-
-def _layout(blocks: Sequence[AbstractBlock]) -> _Layout:
+def layout(blocks: Sequence[AbstractBlock]) -> Layout:
     owners: list[int] = []
     others: list[int] = []
     factors: list[np.ndarray] = []
@@ -90,4 +102,4 @@ def _layout(blocks: Sequence[AbstractBlock]) -> _Layout:
             factors.append(np.repeat(numbers, int(np.prod(matrix.shape[1:-2]))))
             others += (numbers + (groups if k == 0 else -groups) if block.is_product else numbers).tolist()
             owners += [index] * groups
-    return _Layout(np.array(owners), np.array(others), np.concatenate(factors))
+    return Layout(np.array(owners), np.array(others), np.concatenate(factors))

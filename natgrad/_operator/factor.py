@@ -15,8 +15,9 @@ from natgrad import _tree
 from natgrad._operator.base import Eigen
 
 Factor = Float[Array, "g _ _ _"]
-# Symmetric products of at least this size are put together from halves.
-LARGE = 512
+# Symmetric products with at least so many multiplications are put together from halves; smaller ones are not worth the
+# time it takes to compile that.
+LARGE = 1024**3
 
 
 def second_moment(x: Float[Array, "g m d"], block: int) -> Factor:
@@ -30,8 +31,8 @@ def second_moment(x: Float[Array, "g m d"], block: int) -> Factor:
 
 def _gram(x: Float[Array, "g b m k"]) -> Factor:
     """The products of the columns with each other. Large ones are symmetric, and a quarter is not computed twice."""
-    size = x.shape[-1]
-    if size < LARGE:
+    count, size = x.shape[-2:]
+    if count * size**2 < LARGE:
         return jnp.einsum("gbmk,gbml->gbkl", x, x)
     half = size // 2
     left, right = x[..., :half], x[..., half:]
@@ -78,6 +79,8 @@ def diagonal(factor: Factor) -> Float[Array, "g d"]:
 
 def traces(stacks: Sequence[Array]) -> Float[Array, " m"]:
     """The traces of all matrices, in one vector."""
+    if not stacks:
+        return jnp.zeros(0)
     entries, owners = [], []
     for stack in stacks:
         size = stack.shape[-1]

@@ -1,10 +1,8 @@
 """What the losses of a run tell about the next one: how much of it is rounding, and whether it is out of the
 ordinary."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
@@ -35,14 +33,13 @@ class History(NamedTuple):
         eps = jnp.finfo(loss.dtype).eps
         return 10 * eps * jnp.abs(loss) + 100 * eps**2 * jnp.abs(self.first).astype(loss.dtype)
 
-    def is_diverging(self, loss: Scalar, loss_before: Callable[[], Scalar], may_be: Bool[Array, ""]) -> Bool[Array, ""]:
-        """Whether the loss is far above its mean because the last step raised it so, and not because of its batch: if
-        it is that high, `loss_before` says what it was on this batch before the step."""
+    def is_suspicious(self, loss: Scalar) -> Bool[Array, ""]:
+        """Whether the loss is far above its mean: by its batch, or because the last step raised it so."""
+        return self.is_started & self.is_far_above(loss, self.mean)
+
+    def is_far_above(self, loss: Scalar, other: Scalar) -> Bool[Array, ""]:
         own = loss.astype(self.mean.dtype)
-        far = SUSPICIOUS * self.spread + self.rounding(loss).astype(own.dtype)
-        is_suspicious = (own > self.mean + far) & self.is_started & may_be
-        rose = lambda: own > loss_before().astype(own.dtype) + far
-        return jax.lax.cond(is_suspicious, rose, lambda: jnp.array(False))
+        return own > other.astype(own.dtype) + SUSPICIOUS * self.spread + self.rounding(loss).astype(own.dtype)
 
     def with_loss(self, loss: Scalar, is_sound: Bool[Array, ""]) -> "History":
         """The history with the loss of one more step, if that was sound."""

@@ -1,14 +1,13 @@
 """The optimiser: a problem, a structure for its metric, damping, a step rule and momentum, put together."""
 
-import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.paths import check_paths, option_for
@@ -17,35 +16,20 @@ from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.running import RunningState
 from natgrad._model import check_independent, check_params
 from natgrad._optimiser.compatible import check_together, check_types
-from natgrad._optimiser.damping.base import AbstractDamping, Added, Outcome
+from natgrad._optimiser.conclusion import State, conclude
+from natgrad._optimiser.damping.base import AbstractDamping, Outcome
 from natgrad._optimiser.damping.constant import ConstantDamping
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt
 from natgrad._optimiser.evaluation import Evaluation, evaluate, loss_and_gradient, loss_at
 from natgrad._optimiser.history import History
-from natgrad._optimiser.info import STEP_RESULTS, Info
+from natgrad._optimiser.info import Info
 from natgrad._optimiser.momentum import AbstractMomentum, Vector
 from natgrad._optimiser.problem import Bound, as_terms, batches_of
 from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, Moment
+from natgrad._optimiser.structure.base import AbstractStructure, Moment
 from natgrad._optimiser.structure.kfac import KFAC
-from natgrad._types import Key, Scalar
-
-
-class State(NamedTuple):
-    """What an optimiser remembers: a tree of arrays, to be passed from step to step."""
-
-    steps: Int[Array, ""]
-    structure: PyTree
-    damping: PyTree
-    rule: PyTree
-    # The last update, and the parameters and the update before it, to go back to; all as vectors.
-    last: Vector
-    before: tuple[Vector, Vector]
-    # How many steps were rejected without two in a row that were not, and whether the last one was.
-    rejections: Int[Array, ""]
-    was_rejected: Bool[Array, ""]
-    history: History
+from natgrad._types import Key
 
 
 def is_floating(leaf: Any) -> bool:
@@ -195,13 +179,13 @@ class NaturalGradient:
             loss, g = loss + penalty(w), g + penalties * w
         plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
         loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
-        before = lambda: loss_of(state.before[0])
-        is_diverging = state.history.is_diverging(loss, before, ~state.was_rejected)
-        is_sound = jnp.isfinite(loss) & jnp.isfinite(dot(g, g)) & ~is_diverging
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(dot(g, g))
+        is_suspicious = state.history.is_suspicious(loss) & ~state.was_rejected
+        is_good = is_finite & ~is_suspicious
         moment = Moment(state.steps, state.was_rejected)
 
-        solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_sound)
-        strengths, is_known = self._started(state, solver, evaluation, key, is_sound)
+        solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_good)
+        strengths, is_known = self._started(state, solver, evaluation, key, is_good)
         added = added._replace(strength=self.damping.strength(strengths, state.steps))
         self.structure.check(added)
         solver = self.structure.refresh(solver, added, moment)
@@ -228,88 +212,53 @@ class NaturalGradient:
             state.rule,
         )
         rounding = state.history.rounding(loss)
-        proposal = self._proposed(context, rounding)
-        after, new, info = self._concluded(context, proposal, found, added, state, is_sound)
+        proposal, is_diverging = self._judged(context, self._proposed(context), state, is_suspicious)
+        after, new, info = conclude(
+            context,
+            proposal,
+            found,
+            state,
+            is_finite & ~is_diverging,
+            strength=added.strength,
+            forgotten=self.rule.rejected(state.rule),
+            max_rejections=self.max_rejections,
+        )
         damping = self.damping.update(strengths, Outcome.of(info, state.steps, rounding))
         damping = jax.tree.map(lambda new, old: jnp.where(is_known, new, old), damping, state.damping)
         aux = self._aux(eqx.combine(params, fixed), batch) if self.has_aux else None
         return w, after, new._replace(structure=solver, damping=damping), info._replace(aux=aux)
 
-    def _proposed(self, context: Context, rounding: Scalar) -> Proposal:
-        """The step that the rule would take, with what damping has to know about it."""
+    def _proposed(self, context: Context) -> Proposal:
+        """The step that the rule would take, with the decrease that damping has to know."""
         proposal = self.rule.propose(context)
         if self.weight_decay:
             rate = jnp.asarray(proposal.step_size, context.params.dtype)
             proposal = proposal._replace(beside=-self.weight_decay * rate * context.params)
-        if not self.damping.is_adaptive:
-            return proposal
-        if proposal.predicted_decrease is None:
+        if self.damping.is_adaptive and proposal.predicted_decrease is None:
             model, one = context.quadratic(proposal.update + proposal.beside), jnp.ones(1, context.loss.dtype)
             proposal = proposal._replace(
                 predicted_decrease=model.decrease(one), predicted_divergence=model.divergence(one)
             )
-        if proposal.loss_after is None:
-            wanted = self.damping.wants_loss_after(context.steps)
-            unknown = jnp.full((), jnp.nan, context.loss.dtype)
-            moved = context.params + proposal.update + proposal.beside
-            after = lambda: context.loss_at(moved).astype(unknown.dtype)
-            loss_after = jax.lax.cond(wanted, after, lambda: unknown)
-            is_accepted = jnp.where(wanted, loss_after <= context.loss + rounding, True)
-            proposal = proposal._replace(loss_after=loss_after, is_accepted=is_accepted)
         return proposal
 
-    def _concluded(
-        self, context: Context, proposal: Proposal, found: Direction, added: Added, state: State, is_sound: Array
-    ) -> tuple[Vector, State, Info]:
-        """Take the step, or stay, or go back."""
-        update = proposal.update
-        is_accepted = is_sound & proposal.is_accepted & jnp.isfinite(dot(update, update))
-        # A step that is accepted may yet be taken back by the next.
-        unless_back = jnp.where(state.was_rejected, state.rejections, 0)
-        rejections = jnp.where(is_accepted, unless_back, state.rejections + 1)
-        can_go_back = ~is_sound & (state.steps > 0)
-        now = context.params, state.last
-        choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
-        after = choose(context.params + update + proposal.beside, state.before[0], context.params)
-        last = choose(update, state.before[1], state.last)
-        is_new = is_accepted | (state.steps == 0)
-        before = tuple(jnp.where(is_new, a, b) for a, b in zip(now, state.before, strict=True))
-
-        number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
-        results: Any = STEP_RESULTS
-        unsolved = [results.not_positive_definite, results.inaccurate, results.not_finite]
-        is_unsolved = functools.reduce(jnp.logical_or, [found.result == each for each in unsolved])
-        rejected = results.where(is_unsolved, found.result, results.rejected)
-        rejected = results.where(is_sound, rejected, results.restored)
-        rejected = results.where(rejections > self.max_rejections, results.too_many_rejections, rejected)
-        info = Info(
-            loss=context.loss,
-            loss_after=number(proposal.loss_after),
-            damping=number(added.strength),
-            step_size=number(proposal.step_size),
-            momentum=number(proposal.momentum),
-            predicted_decrease=number(proposal.predicted_decrease),
-            actual_decrease=context.loss - number(proposal.loss_after),
-            divergence=number(proposal.divergence),
-            predicted_divergence=number(proposal.predicted_divergence),
-            cosine=number(proposal.cosine),
-            accepted=is_accepted,
-            result=results.where(is_accepted, found.result, rejected),
-            failures=found.failures,
-            aux=None,
-        )
-        state = state._replace(
-            steps=state.steps + 1,
-            rule=jax.tree.map(
-                lambda new, old: jnp.where(is_accepted, new, old), proposal.memory, self.rule.rejected(state.rule)
-            ),
-            last=last,
-            before=before,
-            rejections=rejections,
-            was_rejected=~is_accepted,
-            history=state.history.with_loss(context.loss, is_sound),
-        )
-        return after, state, info
+    def _judged(
+        self, context: Context, proposal: Proposal, state: State, is_suspicious: Array
+    ) -> tuple[Proposal, Bool[Array, ""]]:
+        """The step with the loss after it, if damping wants that and the rule has not found it; and whether the last
+        step made the loss diverge. Where the loss is suspicious it is evaluated before the last step instead: either
+        is rare, and every evaluation costs time to compile."""
+        wants_after = self.damping.is_adaptive and proposal.loss_after is None
+        is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(context.steps)) & ~is_suspicious
+        moved = context.params + proposal.update + proposal.beside
+        point = jnp.where(is_suspicious, state.before[0], moved) if wants_after else state.before[0]
+        unknown = jnp.full((), jnp.nan, context.loss.dtype)
+        evaluated = lambda: context.loss_at(point).astype(unknown.dtype)
+        other = jax.lax.cond(is_suspicious | is_wanted, evaluated, lambda: unknown)
+        if wants_after:
+            rounding = state.history.rounding(context.loss)
+            is_accepted = ~is_wanted | (other <= context.loss + rounding)
+            proposal = proposal._replace(loss_after=jnp.where(is_wanted, other, unknown), is_accepted=is_accepted)
+        return proposal, is_suspicious & state.history.is_far_above(context.loss, other)
 
     def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
         return _tree.flatten(self.structure.diagonal(solver, evaluation.parts))[0]

@@ -19,11 +19,12 @@ from natgrad._optimiser.structure.factors import block_damping, combined, make_r
 
 
 class KFACState(NamedTuple):
-    """The running average of the metric; its inverse or its eigenvectors, as of the last refresh; the units of
-    parameters in which that is; and how often a block could not be inverted, and which are older than they should
-    be."""
+    """The running averages of the metric and of the traces of its factors; its inverse or its eigenvectors, as of the
+    last refresh; the units of parameters in which that is; and how often a block could not be inverted, and which are
+    older than they should be."""
 
     average: RunningState
+    traces: RunningState
     inverse: Blocks
     units: PyTree
     failures: Int[Array, ""]
@@ -85,6 +86,7 @@ class KFAC(AbstractStructure):
         units = _tree.at_least_float32(metric.operator.zeros()) if added.is_relative else None
         return KFACState(
             RunningAverage(self.decay).init(metric),
+            RunningAverage(self.decay).init(metric.operator.traces()),
             inverse,
             units,
             jnp.array(0),
@@ -92,17 +94,20 @@ class KFAC(AbstractStructure):
         )
 
     def update(self, state, parts, key, moment, is_good):
-        def new() -> RunningState:
+        def new() -> tuple[RunningState, ...]:
             fresh = self._measured(parts, key)
-            is_new = is_good & jnp.isfinite(fresh.trace())
-            return RunningAverage(self.decay).update(state.average, fresh, is_good=is_new)
+            traces = fresh.operator.traces()
+            is_new = is_good & jnp.isfinite(fresh.operator.trace(traces))
+            averaged = lambda old, own: RunningAverage(self.decay).update(old, own, is_good=is_new)
+            return averaged(state.average, fresh), averaged(state.traces, traces)
 
-        due = moment.is_due(self.update_every)
-        return state._replace(average=new() if self.update_every == 1 else where_due(due, new, state.average))
+        old = state.average, state.traces
+        found = new() if self.update_every == 1 else where_due(moment.is_due(self.update_every), new, old)
+        return state._replace(average=found[0], traces=found[1])
 
     def mean_eigenvalue(self, state, parts, key):
         metric = self._average(state)
-        return metric.trace() / metric.in_size()
+        return metric.operator.trace(self._traces(state)) / metric.in_size()
 
     def refresh(self, state, added, moment):
         metric = self._average(state)
@@ -118,7 +123,10 @@ class KFAC(AbstractStructure):
                 operator = self._average(state).operator
                 operator, units = operator.with_unit_diagonal() if added.is_relative else (operator, None)
                 own = operator.replaced([operator.blocks[index] for index in group])
-                found, is_finite = self._inverted(own, damping[np.array(group)], added)
+                # Known are the traces of all blocks, in the units of the parameters.
+                is_known = not self.stagger and not added.is_relative
+                traces = self._traces(state) if is_known else None
+                found, is_finite = self._inverted(own, damping[np.array(group)], added, traces)
                 kept = lambda good, a, b: jax.tree.map(lambda a, b: jnp.where(good, a, b), a, b)
                 return tuple(map(kept, is_finite, found, old)), units, ~is_finite
 
@@ -129,7 +137,8 @@ class KFAC(AbstractStructure):
             is_stale = is_stale.at[members].set(failed)
             for index, block in zip(group, found, strict=True):
                 blocks[index] = block
-        return KFACState(state.average, state.inverse.replaced(blocks), units, failures, is_stale)
+        inverse = state.inverse.replaced(blocks)
+        return state._replace(inverse=inverse, units=units, failures=failures, is_stale=is_stale)
 
     def direction(self, state, parts, covector, added):
         inverse = state.inverse
@@ -165,11 +174,11 @@ class KFAC(AbstractStructure):
         return self.factored and not is_undamped
 
     def _inverted(
-        self, operator: Blocks, damping: Float[Array, " blocks"], added: Added
+        self, operator: Blocks, damping: Float[Array, " blocks"], added: Added, traces: Array | None
     ) -> tuple[Sequence[AbstractBlock], Array]:
         """The inverses of damped blocks, or their eigenvectors, and whether they are finite."""
         if self._is_factored(added):
-            found = damped.invert(operator.blocks, damping)
+            found = damped.invert(operator.blocks, damping, traces)
             return found.blocks, found.is_finite
         blocks = operator.function(lambda values: values).blocks
         is_finite = jnp.stack([jnp.all(jnp.isfinite(block.diagonal())) for block in blocks])
@@ -181,6 +190,9 @@ class KFAC(AbstractStructure):
 
     def _average(self, state: KFACState) -> BlockMetric:
         return RunningAverage(self.decay).value(state.average)
+
+    def _traces(self, state: KFACState) -> Float[Array, " matrices"]:
+        return RunningAverage(self.decay).value(state.traces)
 
 
 def _times(a: Array, b: Array) -> Array:
