@@ -25,6 +25,7 @@ from natgrad._family.product import Product as Product
 # Geometries of one example's output
 from natgrad._geometry.bregman import Bregman as Bregman
 from natgrad._geometry.dissimilarity import Dissimilarity as Dissimilarity
+from natgrad._geometry.dual_fisher import DualFisher as DualFisher
 from natgrad._geometry.euclidean import Euclidean as Euclidean
 from natgrad._geometry.fisher import Fisher as Fisher
 from natgrad._geometry.product import ProductGeometry as ProductGeometry
@@ -102,6 +103,17 @@ from natgrad._optimiser.structure.kfac import KFAC as KFAC
 from natgrad._per_example.explain import Explanation as Explanation
 from natgrad._per_example.forward import per_example as per_example
 from natgrad._per_example.operator import PerExample as PerExample
+
+# The proximal family
+from natgrad._proximal.mirror import mirror_step as mirror_step
+from natgrad._proximal.natural import natural_step as natural_step
+from natgrad._proximal.newton import damped_newton_step as damped_newton_step
+from natgrad._proximal.problem import FunctionSpace as FunctionSpace
+from natgrad._proximal.problem import ProximalProblem as ProximalProblem
+from natgrad._proximal.proximal_point import proximal_point as proximal_point
+from natgrad._proximal.step import PROXIMAL_RESULTS as PROXIMAL_RESULTS
+from natgrad._proximal.step import ProximalStep as ProximalStep
+from natgrad._proximal.trust_region import trust_region_step as trust_region_step
 
 # Solving
 from natgrad._solve.auto import Auto as Auto

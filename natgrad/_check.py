@@ -42,6 +42,11 @@ def require(value: Value, requirements: Iterable[Requirement], subject: str, *, 
     return value
 
 
+def are_met(requirements: Iterable[Requirement]) -> Bool[Array, ""]:
+    """Whether all requirements hold."""
+    return jnp.all(jnp.stack([jnp.all(one.holds) for one in requirements]))
+
+
 def show(value: Any) -> str:
     """A value in few characters, for error messages."""
     with np.printoptions(precision=4, threshold=8, edgeitems=2):

@@ -32,6 +32,13 @@ SLOW_CASES = {
         "test_a_small_budget_changes_nothing": "convnet",
     },
     "test_diagonal.py": {"test_exact_diagonal_and_gram_equal_brute_force": "charted attention dissimilar"},
+    "test_proximal_laws.py": {
+        "test_mirror_descent_moves_the_dual_coordinates": (
+            "beta dirichlet gammas gaussian gaussian_precision product negative_binomial geometric exponential"
+        ),
+        "test_steps_agree_to_first_order_as_the_strength_grows": "gaussian gammas",
+        "test_a_proximal_point_solves_the_trust_region_of_its_own_radius": "gaussian gammas minimal_categorical",
+    },
     "test_optimiser_laws.py": {
         "test_damping_relative_to_the_diagonal_knows_no_units": "exact",
         "test_a_weight_of_two_is_an_example_given_twice": "exact",

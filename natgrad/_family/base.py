@@ -63,6 +63,10 @@ class AbstractFamily(eqx.Module):
     @abstractmethod
     def _support(self, x: Observation) -> list[Requirement]: ...
 
+    def _tangent_moments(self, v: Moments) -> Moments:
+        """The part of a change of moments that leads to other moments, where those span less than all arrays."""
+        return v
+
     def _log_base_measure(self, x: Observation) -> Scalar | float:
         del x
         return 0.0

@@ -61,6 +61,9 @@ class Categorical(AbstractFamily):
     def _to_natural(self, xi):
         return jnp.log(xi)
 
+    def _tangent_moments(self, v):
+        return v - jnp.mean(v, axis=-1, keepdims=True)
+
     def _fisher_mv(self, eta, v):
         # Constants do not matter: without that of the likeliest class, `1 - p` is never formed where `p` rounds to 1.
         p, v = softmax(eta, axis=-1), v - at_likeliest(eta, v)

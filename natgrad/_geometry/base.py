@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from natgrad import _linalg, _tree
 from natgrad._check import Requirement, real_array, require
@@ -42,6 +42,22 @@ class AbstractGeometry(eqx.Module):
     @abstractmethod
     def _check(self, z: Output, method: str) -> None:
         """Refuse a concrete `z` at which this geometry is not defined."""
+
+    def _contains(self, z: Output) -> Bool[Array, ""]:
+        """Whether this geometry is defined at `z`."""
+        del z
+        return jnp.array(True)
+
+    def _tangent(self, v: Output) -> Output:
+        """The part of a change that stays where this geometry is defined, if that is an affine space."""
+        return v
+
+    def _mirrored(self, z: Output, c: Output) -> tuple[Output, Bool[Array, ""]] | None:
+        r"""The point $u$ with $\nabla\phi(u) = \nabla\phi(z) - c$, where the dissimilarity is the Bregman divergence of
+        some $\phi$ whose gradient has an inverse in closed form; and whether there is one, `z` standing in for it if
+        not."""
+        del z, c
+        return None
 
     # The public face -----------------------------------------------------------------------------------
 
@@ -124,6 +140,15 @@ class Scaled(AbstractGeometry):
 
     def _check(self, z, method):
         self.geometry._check(z, method)
+
+    def _contains(self, z):
+        return self.geometry._contains(z)
+
+    def _tangent(self, v):
+        return self.geometry._tangent(v)
+
+    def _mirrored(self, z, c):
+        return self.geometry._mirrored(z, _tree.scale(1 / self.scale, c))
 
 
 def as_output(z: Any, method: str, name: str) -> Output:

@@ -29,3 +29,6 @@ class Euclidean(AbstractGeometry):
 
     def _check(self, z, method):
         del z, method
+
+    def _mirrored(self, z, c):
+        return _tree.subtract(z, c), jnp.array(True)

@@ -1,10 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._check import require
+from natgrad._check import Requirement, are_met, require
 from natgrad._family.base import AbstractFamily, all_finite
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._types import Natural, Output
@@ -51,6 +53,17 @@ class Fisher(AbstractGeometry):
         eta = self.family._arrays(self._natural(z), subject)
         require(eta, [all_finite(eta), *self.family._natural_domain(eta)], subject, traced=False)
 
+    def _contains(self, z):
+        eta = self._natural(z)
+        return are_met([all_finite(eta), *self.family._natural_domain(eta)])
+
+    def _mirrored(self, z, c):
+        """Moments move against the gradient in natural parameters."""
+        if self.chart is not None:
+            return None
+        moments, there_is_one = moved(self.family._to_moments(z), c, self.family._moment_domain)
+        return self.family._to_natural(moments), there_is_one
+
     def _natural(self, z: Output) -> Natural:
         return z if self.chart is None else self.chart(z)
 
@@ -58,3 +71,12 @@ class Fisher(AbstractGeometry):
         assert self.chart is not None
         _, pull = jax.vjp(self.chart, z)
         return lambda cotangent: pull(cotangent)[0]
+
+
+def moved(
+    start: PyTree, c: PyTree, domain: Callable[[PyTree], Iterable[Requirement]]
+) -> tuple[PyTree, Bool[Array, ""]]:
+    """The coordinates `start - c` and whether they are those of a distribution; those at the start if not."""
+    end = _tree.subtract(start, c)
+    is_inside = are_met([all_finite(end), *domain(end)])
+    return jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), end, start), is_inside

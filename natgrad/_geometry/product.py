@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
@@ -21,7 +22,7 @@ class ProductGeometry(AbstractGeometry):
 
     def _dissimilarity(self, z, z0):
         parts = self._call("_dissimilarity", z, z0)
-        return _tree.vdot(parts, [jax.numpy.ones_like(part) for part in parts])
+        return _tree.vdot(parts, [jnp.ones_like(part) for part in parts])
 
     def _metric_mv(self, z, v):
         return self._unflatten(self._call("_metric_mv", z, v))
@@ -36,6 +37,19 @@ class ProductGeometry(AbstractGeometry):
     def _check(self, z, method):
         for geometry, part in zip(self._parts, self._split(z), strict=True):
             geometry._check(part, method)
+
+    def _contains(self, z):
+        return jnp.all(jnp.stack(self._call("_contains", z)))
+
+    def _tangent(self, v):
+        return self._unflatten(self._call("_tangent", v))
+
+    def _mirrored(self, z, c):
+        parts = self._call("_mirrored", z, c)
+        if any(part is None for part in parts):
+            return None
+        points, are_there = zip(*parts, strict=True)
+        return self._unflatten(points), jnp.all(jnp.stack(are_there))
 
     @property
     def _parts(self) -> list[AbstractGeometry]:

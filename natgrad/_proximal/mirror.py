@@ -1,0 +1,49 @@
+from typing import Any
+
+import jax
+import optimistix as optx
+from jaxtyping import PyTree
+
+from natgrad import _tree
+from natgrad._proximal.inner import minimised
+from natgrad._proximal.problem import ProximalProblem
+from natgrad._proximal.step import PROXIMAL_RESULTS, ProximalStep, concluded, within_domain
+from natgrad._types import Scalar
+
+
+def mirror_step(
+    problem: ProximalProblem, w: PyTree, *, solver: optx.AbstractMinimiser | None = None, max_steps: int = 1000
+) -> ProximalStep:
+    r"""Mirror descent: the minimum of the cost made linear at $w$ plus $\mu$ times the dissimilarity as it is.
+
+    For the Bregman divergence of $\phi$ that is $\nabla\phi(u) = \nabla\phi(w) - \frac1\mu\nabla J(w)$, in closed form
+    for
+
+    - `Euclidean()`: gradient descent;
+    - `Fisher(family)`, where $w$ are natural parameters: the moments move against the gradient in natural parameters,
+      which is exactly the natural-gradient step of the moments;
+    - `DualFisher(family)`, where $w$ are moments: the natural parameters move against the gradient in moments, exactly
+      the natural-gradient step of the natural parameters; for `Categorical` it is exponentiated gradient;
+    - multiples and products of these.
+
+    Anything else is minimised by an inner iteration, as in `proximal_point`. A step in closed form that would leave the
+    domain is made shorter, and `result` says so."""
+    problem.check(w, "`mirror_step`")
+    gradient = problem.gradient(w)
+    moved = lambda strength: problem.space.mirrored(w, _tree.scale(1 / strength, gradient))
+    if jax.eval_shape(moved, problem.strength) is not None:
+        value, strength, is_shorter = within_domain(problem, w, moved)
+        results: Any = PROXIMAL_RESULTS
+        result = results.where(is_shorter, results.shortened, results.successful)
+        mismatch = jax.grad(_linearised(problem, w, gradient, strength))(value)
+        return concluded(problem, w, value, mismatch, strength=strength, result=result)
+    found = minimised(_linearised(problem, w, gradient, problem.strength), w, solver, max_steps)
+    return concluded(problem, w, found.value, found.gradient, num_steps=found.num_steps, result=found.result)
+
+
+def _linearised(problem: ProximalProblem, w: PyTree, gradient: PyTree, strength: Scalar) -> Any:
+    def objective(u):
+        distance = problem.space.dissimilarity(u, w)
+        return _tree.vdot(gradient, _tree.subtract(u, w)) + strength.astype(distance.dtype) * distance
+
+    return objective

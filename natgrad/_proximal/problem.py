@@ -1,0 +1,138 @@
+"""One problem, to lower a cost without moving far, that every step of this folder solves or approximates."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
+
+from natgrad import _tree
+from natgrad._check import Requirement, real_array, require
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._geometry.dissimilarity import Dissimilarity
+from natgrad._metric.base import AbstractMetric
+from natgrad._metric.distance import function_distance
+from natgrad._metric.pullback import pullback
+from natgrad._model import check_params, of_params
+from natgrad._types import Scalar
+
+
+class FunctionSpace(eqx.Module):
+    r"""Parameters seen through a model: how far apart two of them are is how far apart their outputs are, in a geometry
+    and on average over `x`. A model without data is `model(params)` with `x=None`."""
+
+    model: Callable = eqx.field(converter=_tree.as_callable)
+    geometry: AbstractGeometry
+    x: PyTree = None
+
+    def dissimilarity(self, other: PyTree, params: PyTree) -> Scalar:
+        return function_distance(self.model, self.geometry, params, other, self.x)
+
+    def metric(self, params: PyTree) -> AbstractMetric:
+        """The pullback metric, the Hessian of the dissimilarity where both arguments agree."""
+        return pullback(self.model, self.geometry, params, self.x, check=False)
+
+    def contains(self, params: PyTree) -> Bool[Array, ""]:
+        """Whether the geometry is defined at all outputs."""
+        z = of_params(self.model, self.x, "`FunctionSpace`")(params)
+        return jnp.all(jax.vmap(self.geometry._contains)(z))
+
+    def tangent(self, v: PyTree) -> PyTree:
+        """The part of a change that stays where the geometry is defined."""
+        return v
+
+    def mirrored(self, params: PyTree, c: PyTree) -> tuple[PyTree, Bool[Array, ""]] | None:
+        """Where moving against `c` in the dual coordinates leads, if there is a closed form."""
+        del params, c
+        return None
+
+
+class ParameterSpace(eqx.Module):
+    """A geometry on the parameters themselves."""
+
+    geometry: AbstractGeometry
+
+    def dissimilarity(self, other: PyTree, params: PyTree) -> Scalar:
+        return self.geometry.dissimilarity(other, params)
+
+    def metric(self, params: PyTree) -> AbstractMetric:
+        return pullback(_identity, self.geometry, params, check=False)
+
+    def contains(self, params: PyTree) -> Bool[Array, ""]:
+        return self.geometry._contains(params)
+
+    def tangent(self, v: PyTree) -> PyTree:
+        return self.geometry._tangent(v)
+
+    def mirrored(self, params: PyTree, c: PyTree) -> tuple[PyTree, Bool[Array, ""]] | None:
+        return self.geometry._mirrored(params, c)
+
+
+def _identity(params: PyTree) -> PyTree:
+    return params
+
+
+class ProximalProblem(eqx.Module):
+    r"""To minimise $J(u) + \mu\,\rho(u, w)$ over $u$, for a point $w$ that is given to the steps:
+
+    | step | cost | dissimilarity |
+    |---|---|---|
+    | `proximal_point` | as it is | as it is |
+    | `mirror_step` | linear at $w$ | as it is |
+    | `natural_step` | linear at $w$ | quadratic at $w$ |
+    | `damped_newton_step` | quadratic at $w$ | quadratic at $w$ |
+    | `trust_region_step` | as it is | at most a radius |
+
+    **Arguments:**
+
+    - `cost`: $J$, a function of the parameters.
+    - `dissimilarity`: $\rho$, as a geometry of the parameters (`Euclidean()`; `Fisher(family)` if they are natural
+      parameters and `DualFisher(family)` if they are moments; `Bregman(phi)`), as `FunctionSpace(model, geometry, x)`,
+      or as a function `rho(u, w)`.
+    - `strength`: $\mu > 0$.
+    """
+
+    cost: Callable[[PyTree], Scalar]
+    space: FunctionSpace | ParameterSpace
+    strength: Scalar
+
+    def __init__(self, cost: Any, dissimilarity: Any, strength: Any = 1.0):
+        subject = "`ProximalProblem`"
+        if not callable(cost):
+            raise TypeError(f"{subject} needs a `cost` that is a function, but got `{type(cost).__name__}`.")
+        strength = real_array(strength, f"{subject}: `strength`")
+        if strength.ndim:
+            raise ValueError(f"{subject} needs one number for `strength`, but got an array of shape {strength.shape}.")
+        positive = Requirement(strength > 0, "a `strength` above 0", "To minimise the cost alone, use an optimiser.")
+        self.cost = _tree.as_callable(cost)
+        self.space = _as_space(dissimilarity, subject)
+        self.strength = require(strength, [positive], subject)
+
+    def gradient(self, w: PyTree) -> PyTree:
+        return jax.grad(self.cost)(w)
+
+    def check(self, w: PyTree, subject: str) -> None:
+        """Refuse a point that is no tree of arrays, or at which nothing can be measured."""
+        check_params(w, subject)
+        shape = jax.eval_shape(self.cost, w)
+        if jax.tree.structure(shape) != jax.tree.structure(0) or shape.shape != ():
+            raise TypeError(f"{subject} needs a `cost` that returns one number, but it returns {shape}.")
+        inside = Requirement(
+            self.space.contains(w), "a point at which the geometry is defined", "Start inside its domain."
+        )
+        require(w, [inside], subject, traced=False)
+
+
+def _as_space(dissimilarity: Any, subject: str) -> FunctionSpace | ParameterSpace:
+    if isinstance(dissimilarity, FunctionSpace | ParameterSpace):
+        return dissimilarity
+    if isinstance(dissimilarity, AbstractGeometry):
+        return ParameterSpace(dissimilarity)
+    if callable(dissimilarity):
+        return ParameterSpace(Dissimilarity(dissimilarity))
+    raise TypeError(
+        f"{subject} needs a dissimilarity: a geometry such as `Euclidean()`, `FunctionSpace(model, geometry, x)`, or a "
+        f"function `rho(u, w)`; but got `{type(dissimilarity).__name__}`."
+    )

@@ -1,0 +1,107 @@
+"""What a proximal step says about itself."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from natgrad import _tree
+from natgrad._proximal.problem import ProximalProblem
+from natgrad._solve.result import RESULTS
+from natgrad._types import Scalar
+
+
+class PROXIMAL_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
+    """Outcomes of a proximal step: those of a linear solve, and these."""
+
+    unfinished = (
+        "The inner iteration stopped before it was accurate; look at `residual`. Likely causes: (a) `max_steps` is too "
+        "small; (b) the tolerances of the solver are below rounding: use float64; (c) the cost has no minimum, since "
+        "`strength` is too small for it."
+    )
+    shortened = (
+        "The step would have left the set on which the geometry is defined. `strength` was doubled until it stayed "
+        "inside."
+    )
+    left_domain = "The step leads out of the set on which the geometry is defined, and was not taken. Raise `strength`."
+    no_multiplier = (
+        "No point on the boundary of the trust region was found at which cost and dissimilarity balance. The value is "
+        "the step along the natural gradient that fits the radius."
+    )
+
+
+class ProximalStep(eqx.Module):
+    r"""Where a step ended.
+
+    **Attributes:**
+
+    - `value`: the new point; the old one where nothing finite was found.
+    - `cost`: $J$ there, and `divergence` $\rho$ from the old point to it.
+    - `residual`: the length of the gradient of what the step minimises, at `value`, relative to that of the cost at the
+      start. Zero for a step that was found exactly.
+    - `strength`: the $\mu$ that was used: larger than the given one if that would have led out of the domain; of a
+      trust region, the multiplier of its constraint.
+    - `num_steps`: of the inner iteration; zero if there was none.
+    - `result`: a member of `PROXIMAL_RESULTS`, whose text says what happened.
+    """
+
+    value: PyTree
+    cost: Scalar
+    divergence: Scalar
+    residual: Scalar
+    strength: Scalar
+    num_steps: Int[Array, ""]
+    result: PROXIMAL_RESULTS
+
+
+def concluded(
+    problem: ProximalProblem,
+    w: PyTree,
+    value: PyTree,
+    mismatch: PyTree,
+    *,
+    strength: Scalar | None = None,
+    num_steps: Any = 0,
+    result: Any = None,
+) -> ProximalStep:
+    """The step to `value`, or none if that is not finite. `mismatch` is the gradient of what the step minimises."""
+    results: Any = PROXIMAL_RESULTS
+    result = results.successful if result is None else result
+    numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((value, problem.cost(value)))]
+    is_finite = jnp.all(jnp.stack(numbers))
+    value = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), value, w)
+
+    def length(covector: PyTree) -> Scalar:
+        visible = problem.space.tangent(covector)
+        return jnp.sqrt(_tree.vdot(visible, visible))
+
+    start = length(problem.gradient(w))
+    relative = length(mismatch) / jnp.where(start > 0, start, 1.0)
+    return ProximalStep(
+        value,
+        jnp.asarray(problem.cost(value)),
+        problem.space.dissimilarity(value, w),
+        jnp.where(is_finite, relative, jnp.nan),
+        problem.strength if strength is None else strength,
+        jnp.asarray(num_steps),
+        results.where(is_finite, result, results.not_finite),
+    )
+
+
+def within_domain(problem: ProximalProblem, w: PyTree, candidate: Any) -> tuple[PyTree, Scalar, Bool[Array, ""]]:
+    """`candidate(strength)`, a point and whether it is one, at the least strength that stays inside the domain,
+    doubling it from the given one; and whether that was more than asked for."""
+
+    def doubled(state):
+        strength, count = 2 * state[0], state[3]
+        point, there_is_one = candidate(strength)
+        return strength, point, there_is_one & problem.space.contains(point), count + 1
+
+    # From half the strength, so that the candidate is compiled once.
+    start = problem.strength / 2, w, jnp.array(False), jnp.array(0)
+    unfinished = lambda state: ~state[2] & (state[3] < 60)
+    strength, point, is_inside, _ = jax.lax.while_loop(unfinished, doubled, start)
+    point = jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), point, w)
+    return point, strength, strength > problem.strength
