@@ -68,6 +68,16 @@ from natgrad._metric.pullback import gauss_newton as gauss_newton
 from natgrad._metric.pullback import pullback as pullback
 from natgrad._metric.running import RunningAverage as RunningAverage
 
+# Learning from streams
+from natgrad._online.maximum_likelihood import OnlineMaximumLikelihood as OnlineMaximumLikelihood
+from natgrad._online.maximum_likelihood import OnlineState as OnlineState
+from natgrad._online.natural_gradient import OnlineGradientState as OnlineGradientState
+from natgrad._online.natural_gradient import OnlineInfo as OnlineInfo
+from natgrad._online.natural_gradient import OnlineNaturalGradient as OnlineNaturalGradient
+from natgrad._online.precision.dense import DensePrecision as DensePrecision
+from natgrad._online.precision.diagonal import DiagonalPrecision as DiagonalPrecision
+from natgrad._online.precision.low_rank import LowRankPrecision as LowRankPrecision
+
 # Optimisers
 from natgrad._optimiser.checkpoint import Checkpoints as Checkpoints
 from natgrad._optimiser.checkpoint import load_checkpoint as load_checkpoint

@@ -1,0 +1,58 @@
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import jax.scipy.linalg as jsp
+from jaxtyping import Array, Float
+
+from natgrad._online.precision.base import AbstractPrecision, Rows, Vector, identity_plus, symmetric
+from natgrad._types import Matrix
+
+
+class LowRankState(NamedTuple):
+    r"""$\Lambda = \operatorname{diag}(d) + W^\top W$."""
+
+    diagonal: Vector
+    rows: Float[Array, "rank P"]
+
+
+class LowRankPrecision(AbstractPrecision):
+    """A diagonal plus a few directions: those of which most is known, while of the others the diagonal is kept."""
+
+    rank: int = 10
+
+    def __check_init__(self):
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"`LowRankPrecision` needs a `rank` of at least 1, but got {self.rank}.")
+
+    def init(self, precision):
+        return LowRankState(precision, jnp.zeros((self.rank, precision.size), precision.dtype))
+
+    def faded(self, state, forget, noise):
+        diagonal, rows = forget * state.diagonal, jnp.sqrt(forget) * state.rows
+        # (Lambda^-1 + q I)^-1 is again diagonal plus low rank, by Woodbury's identity.
+        kept = 1 / (1 + noise * diagonal)
+        shrunk = rows * kept[None]
+        root = jnp.linalg.cholesky(identity_plus(symmetric(noise * shrunk @ rows.T)))
+        return LowRankState(kept * diagonal, jsp.solve_triangular(root, shrunk, lower=True))
+
+    def grown(self, state, rows):
+        stacked = jnp.concatenate([state.rows, rows])
+        # W'W is the same in any orthogonal combination of the rows; here those with the largest norm come last.
+        turned = jnp.linalg.eigh(symmetric(stacked @ stacked.T)).eigenvectors.T @ stacked
+        dropped, kept = turned[: -self.rank], turned[-self.rank :]
+        return LowRankState(state.diagonal + jnp.sum(dropped**2, axis=0), kept)
+
+    def solve(self, state, covector):
+        scaled, root = _woodbury(state)
+        own = covector / state.diagonal
+        return own - scaled.T @ jsp.cho_solve((root, True), state.rows @ own)
+
+    def covariance(self, state):
+        scaled, root = _woodbury(state)
+        return jnp.diag(1 / state.diagonal) - scaled.T @ jsp.cho_solve((root, True), scaled)
+
+
+def _woodbury(state: LowRankState) -> tuple[Rows, Matrix]:
+    r"""$W D^{-1}$, and the Cholesky factor of $I + W D^{-1} W^\top$."""
+    scaled = state.rows / state.diagonal[None]
+    return scaled, jnp.linalg.cholesky(identity_plus(symmetric(scaled @ state.rows.T)))
