@@ -107,6 +107,7 @@ from natgrad._optimiser.step.trust_region import TrustRegion as TrustRegion
 from natgrad._optimiser.structure.diagonal import Diagonal as Diagonal
 from natgrad._optimiser.structure.ekfac import EKFAC as EKFAC
 from natgrad._optimiser.structure.exact import Exact as Exact
+from natgrad._optimiser.structure.inner_solve import InnerSolve as InnerSolve
 from natgrad._optimiser.structure.kfac import KFAC as KFAC
 
 # Gradients of single examples
@@ -115,6 +116,7 @@ from natgrad._per_example.forward import per_example as per_example
 from natgrad._per_example.operator import PerExample as PerExample
 
 # The proximal family
+from natgrad._proximal.expectation import expectation_gradient as expectation_gradient
 from natgrad._proximal.mirror import mirror_step as mirror_step
 from natgrad._proximal.natural import natural_step as natural_step
 from natgrad._proximal.newton import damped_newton_step as damped_newton_step

@@ -36,8 +36,17 @@ SLOW_CASES = {
         "test_mirror_descent_moves_the_dual_coordinates": (
             "beta dirichlet gammas gaussian gaussian_precision product negative_binomial geometric exponential"
         ),
+        "test_the_natural_gradient_of_an_expectation_is_the_gradient_in_moments": "beta dirichlet gammas product",
         "test_steps_agree_to_first_order_as_the_strength_grows": "gaussian gammas",
         "test_a_proximal_point_solves_the_trust_region_of_its_own_radius": "gaussian gammas minimal_categorical",
+    },
+    "test_online_laws.py": {
+        "test_the_estimate_of_a_stream_is_that_of_the_batch_after_every_example": (
+            "beta dirichlet gammas product gaussian negative_binomial"
+        ),
+        "test_online_natural_gradient_is_the_extended_kalman_filter": (
+            "gaussian-1.0-0.05 gaussian-0.9-0.0 bernoulli-1.0-0.05 poisson-0.9-0.0 poisson-1.0-0.05"
+        ),
     },
     "test_optimiser_laws.py": {
         "test_damping_relative_to_the_diagonal_knows_no_units": "exact",

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import ravel
 from models import normal
@@ -468,3 +469,42 @@ def test_staggered_blocks_take_turns():
         seen.append([np.asarray(block.A) for block in state.structure.inverse.blocks])
     changed = lambda k: [n for n in range(5, 13) if not np.array_equal(seen[n][k], seen[n - 1][k])]
     assert sorted([changed(0), changed(1)]) == [[6, 10], [8, 12]]
+
+
+# Inner solves -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.users_defaults
+def test_an_inner_solve_goes_to_the_minimum_of_the_linearised_loss():
+    """Of a linear model that is the minimum itself, in one step, with and without `l2`; Gauss-Newton takes many."""
+    x, w = normal(1, 40, 3), jnp.zeros(3)
+    y = (x @ jnp.array([1.0, -2.0, 0.5]) + normal(2, 40) > 0).astype(float)
+    linear = lambda w, x: x @ w
+    for l2 in (0.0, 0.1):
+        make = lambda structure, l2=l2: ng.NaturalGradient(
+            linear, ng.Bernoulli(), structure, ng.ConstantDamping(0.0), ng.ConstantStep(1.0), l2=l2
+        )
+        cost = lambda w, l2=l2: jnp.mean(jax.nn.softplus(x @ w) - y * (x @ w)) + l2 / 2 * w @ w
+        moved, _, info = one_step(make(ng.InnerSolve(optax.lbfgs(), num_steps=40)), w, (x, y))
+        assert info.accepted and np.linalg.norm(jax.grad(cost)(moved)) < 1e-6
+        assert cost(moved) < cost(one_step(make(ng.Exact()), w, (x, y))[0]) - 1e-3
+
+
+@pytest.mark.users_defaults
+def test_inner_solves_of_networks_lower_the_loss_and_follow_given_gradients():
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.InnerSolve(optax.adam(0.1), 5), step=ng.ConstantStep(1.0))
+    assert opt.damping.value == 0
+    w, state, step = params, opt.init(params, (x, y)), jax.jit(opt.step)
+    losses = []
+    for _ in range(8):
+        w, state, info = step(w, state, (x, y))
+        losses.append(float(info.loss))
+    assert losses[-1] < 0.3 * losses[0]
+    # Against the gradient of something else, the inner problem starts downhill of that.
+    other = jax.tree.map(jnp.ones_like, params)
+    gentle = ng.NaturalGradient(
+        classifier, ng.Categorical(), ng.InnerSolve(optax.sgd(1e-3), 1), step=ng.ConstantStep(1.0)
+    )
+    change, _, _ = jax.jit(gentle.update)(other, gentle.init(params, (x, y)), params, (x, y))
+    np.testing.assert_allclose(ravel(change), -1e-3, rtol=1e-9)

@@ -210,6 +210,41 @@ def test_closed_forms_of_products_and_multiples():
     assert_close(mixed.value, both.value, rtol=1e-6)
 
 
+# Expectations -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_natural_gradient_of_an_expectation_is_the_gradient_in_moments(name):
+    """Of a mean statistic that is its coefficients, and both estimators find them."""
+    case = FAMILIES[name]()
+    family, eta = case.family, case.eta
+    xi = family.to_moments(eta)
+    seen = projection(case)
+    direction = ravel_pytree(xi)[1](jnp.asarray(seen @ np.cos(np.arange(flat(xi).size))))
+    function = lambda x: jnp.vdot(ravel(direction), ravel(family.sufficient_statistics(x)))
+    kinds = (False, True) if family.moves_samples else (False,)
+    for pathwise in kinds:
+        run = lambda key, pathwise=pathwise: ng.expectation_gradient(
+            family, function, eta, key, num_samples=2000, pathwise=pathwise
+        )
+        found = jax.jit(run)(jax.random.key(3))
+        error = np.abs(seen @ (flat(found.value) - flat(direction)))
+        assert np.all(error <= 6 * np.linalg.norm(flat(found.standard_error)) + 1e-9)
+        assert np.linalg.norm(flat(found.standard_error)) < np.linalg.norm(flat(direction))
+
+
+def test_a_step_of_variational_inference_is_the_conjugate_update():
+    """The posterior of a Gaussian mean, from anywhere, with rate one."""
+    data, precision = jnp.array([[0.3, 1.0], [-0.5, 2.0], [0.1, 0.7]]), jnp.array([[2.0, 0.5], [0.5, 1.0]])
+    energy = lambda x: jnp.sum(jax.vmap(lambda y: (y - x) @ precision @ (y - x) / 2)(data)) + x @ x / 2
+    eta = (jnp.array([5.0, -3.0]), 7.0 * jnp.eye(2))
+    run = jax.jit(lambda key: ng.expectation_gradient(ng.Gaussian(2), energy, eta, key, num_samples=4000))
+    found = run(jax.random.key(0))
+    expected = precision @ data.sum(0), 3 * precision + jnp.eye(2)
+    for got, error, wanted in zip(found.value, found.standard_error, expected, strict=True):
+        np.testing.assert_array_less(np.abs(-got - wanted), 5 * error + 1e-9)
+
+
 # Trust regions ------------------------------------------------------------------------------------------
 
 
@@ -347,6 +382,16 @@ def test_single_precision_and_trees():
             lambda: ng.trust_region_step(ng.ProximalProblem(bowl, ng.Euclidean()), jnp.ones(2), 0.0),
             ValueError,
             "`trust_region_step` needs a `radius` above 0",
+        ),
+        (
+            lambda: ng.expectation_gradient(ng.Poisson(), jnp.sum, jnp.ones(2), jax.random.key(0), pathwise=True),
+            ValueError,
+            "cannot move samples of `Poisson`",
+        ),
+        (
+            lambda: ng.expectation_gradient(ng.Poisson(), jnp.sum, jnp.ones(2), jax.random.key(0), num_samples=1),
+            ValueError,
+            "needs `num_samples` of at least 2",
         ),
         (
             lambda: ng.proximal_point(ng.ProximalProblem(bowl, ng.Euclidean()), jnp.ones(2, int)),

@@ -34,6 +34,12 @@ class AbstractFamily(eqx.Module):
     observation_type: ClassVar[type] = float
 
     @property
+    def moves_samples(self) -> bool:
+        """Whether `sample` with a given key is a differentiable function of the parameters, as for all continuous
+        observations."""
+        return False
+
+    @property
     def observation_ndim(self) -> int:
         """How many trailing axes of an observation make one event: 0 for numbers and labels, 1 for vectors."""
         return 0

@@ -56,6 +56,10 @@ class Dirichlet(AbstractLogFamily):
         return 1
 
     @property
+    def moves_samples(self):
+        return True
+
+    @property
     def _event_shapes(self):
         return ((None,),)
 

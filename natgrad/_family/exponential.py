@@ -9,6 +9,10 @@ class Exponential(AbstractFamily):
     r"""A waiting time with rate $\lambda$: $\eta = -\lambda$, $t(x) = x$, $\log Z = -\log(-\eta)$."""
 
     @property
+    def moves_samples(self):
+        return True
+
+    @property
     def _event_shapes(self):
         return ((),)
 

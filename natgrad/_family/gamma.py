@@ -23,6 +23,10 @@ class Gamma(AbstractFamily):
     to rounding."""
 
     @property
+    def moves_samples(self):
+        return True
+
+    @property
     def _event_shapes(self):
         return ((2,),)
 

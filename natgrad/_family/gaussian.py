@@ -41,6 +41,10 @@ class Gaussian(AbstractFamily):
         return 1
 
     @property
+    def moves_samples(self):
+        return True
+
+    @property
     def _event_shapes(self):
         return ((self.dim,), (self.dim, self.dim))
 

@@ -38,6 +38,10 @@ class GaussianMean(AbstractFamily):
         return min(self.covariance.ndim, 1)
 
     @property
+    def moves_samples(self):
+        return True
+
+    @property
     def _event_shapes(self):
         return (self.covariance.shape[:1],)
 

@@ -26,6 +26,10 @@ class GaussianPrecision(AbstractFamily):
         return 1
 
     @property
+    def moves_samples(self):
+        return True
+
+    @property
     def _event_shapes(self):
         return ((self.dim, self.dim),)
 

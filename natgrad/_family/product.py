@@ -20,6 +20,10 @@ class Product(AbstractFamily):
             raise TypeError("`Product` needs a pytree with a family at every leaf, such as `(Bernoulli(), Poisson())`.")
 
     @property
+    def moves_samples(self):
+        return all(part.moves_samples for part in jax.tree.leaves(self.families, is_leaf=is_family))
+
+    @property
     def _event_shapes(self):
         raise AssertionError("unreachable: a product asks its parts for their shapes")
 
@@ -28,6 +32,9 @@ class Product(AbstractFamily):
 
     def _statistics(self, x):
         return self._map("_statistics", x)
+
+    def _tangent_moments(self, v):
+        return self._map("_tangent_moments", v)
 
     def _draw(self, eta, key):
         return self._map("_draw", eta, self._keys(key))

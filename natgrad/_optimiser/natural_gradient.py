@@ -49,7 +49,7 @@ class NaturalGradient:
 
     - `model`: `model(params, x) -> z`; or `Terms`, which have objectives of their own.
     - `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`.
-    - `structure`: of the metric: `KFAC()`, `EKFAC()`, `Diagonal()` or `Exact(solver)`.
+    - `structure`: of the metric: `KFAC()`, `EKFAC()`, `Diagonal()`, `Exact(solver)` or `InnerSolve(optimiser)`.
     - `damping`: `LevenbergMarquardt()` or `ConstantDamping(value)`; by default what suits the step rule.
     - `step`: `QuadraticModel()`, `CrossValidated()`, `KLClip()`, `ConstantStep(rate)`, `TrustRegion(radius)`,
       `GridLineSearch()` or `ArmijoLineSearch()`.
@@ -86,11 +86,10 @@ class NaturalGradient:
         self.structure = KFAC() if structure is None else structure
         self.rule = QuadraticModel() if step is None else step
         check_types(
-            structure=(self.structure, AbstractStructure, "`KFAC()`, `EKFAC()`, `Diagonal()` or `Exact()`"),
+            structure=(self.structure, AbstractStructure, "a structure, such as `KFAC()` or `Exact()`"),
             step=(self.rule, AbstractStep, "a step rule, such as `QuadraticModel()` or `CrossValidated()`"),
         )
-        suitable = ConstantDamping() if self.rule.keeps_damping else LevenbergMarquardt()
-        self.damping = suitable if damping is None else damping
+        self.damping = _suitable_damping(self.structure, self.rule) if damping is None else damping
         self.momentum = self.rule.momentum if momentum is None else momentum
         check_types(
             damping=(self.damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
@@ -329,6 +328,12 @@ class NaturalGradient:
         check_paths(self.l2, names, "`NaturalGradient`: `l2`")
         each = [option_for(self.l2, name) for name in names]
         return tuple(0.0 if own is None else float(own) for own in each)
+
+
+def _suitable_damping(structure: AbstractStructure, rule: AbstractStep) -> AbstractDamping:
+    if not structure.is_damped:
+        return ConstantDamping(0.0)
+    return ConstantDamping() if rule.keeps_damping else LevenbergMarquardt()
 
 
 def _is_none(leaf: Any) -> bool:

@@ -48,6 +48,11 @@ class AbstractStructure(eqx.Module):
         """Whether statistics of single examples are needed."""
         return False
 
+    @property
+    def is_damped(self) -> bool:
+        """Whether the metric is damped, if nothing else is asked for."""
+        return True
+
     @abstractmethod
     def init(self, parts: Sequence[Part], key: Key | None, added: Added) -> PyTree:
         """A state of the right shapes. Only these are used: a run starts from zeros."""

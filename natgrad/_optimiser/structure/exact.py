@@ -20,6 +20,7 @@ from natgrad._solve.auto import Auto
 from natgrad._solve.base import AbstractSolver
 from natgrad._solve.cg import CG
 from natgrad._solve.solve import solve
+from natgrad._types import Key, Scalar
 
 
 class ExactState(NamedTuple):
@@ -62,9 +63,7 @@ class Exact(AbstractStructure):
         return state
 
     def mean_eigenvalue(self, state, parts, key):
-        """From one sample, whose squared length has the trace for its mean."""
-        draw = _tree.flatten(metric_of(parts).sample(jax.random.key(0) if key is None else key))[0]
-        return jnp.sum(draw**2) / draw.size
+        return sampled_mean_eigenvalue(parts, key)
 
     def direction(self, state, parts, covector, added):
         metric = metric_of(parts)
@@ -94,6 +93,12 @@ class Exact(AbstractStructure):
         diagonal = _tree.flatten(metric.diagonal())[0] if added.is_relative else None
         entries = jnp.broadcast_to(added.entries(diagonal), flat.shape)
         return unflatten(jnp.where(entries > 0, jax.lax.rsqrt(jnp.where(entries > 0, entries, 1.0)), 0.0))
+
+
+def sampled_mean_eigenvalue(parts: Sequence[Part], key: Key | None) -> Scalar:
+    """From one sample, whose squared length has the trace for its mean."""
+    draw = _tree.flatten(metric_of(parts).sample(jax.random.key(0) if key is None else key))[0]
+    return jnp.sum(draw**2) / draw.size
 
 
 def metric_of(parts: Sequence[Part]) -> AbstractMetric:

@@ -1,0 +1,91 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from natgrad import _tree
+from natgrad._optimiser.info import STEP_RESULTS
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part
+from natgrad._optimiser.structure.exact import sampled_mean_eigenvalue
+
+
+class InnerSolve(AbstractStructure):
+    r"""Minimises the loss of the linearised model, $d \mapsto \ell(f(w) + J d)$, by a few steps of an optimiser of
+    optax instead of solving with its quadratic approximation: Gauss-Newton without a matrix. The loss stays as it is,
+    convex for all usual ones, and few steps from $d = 0$ do what damping does elsewhere, so there is none by default.
+
+    **Arguments:**
+
+    - `optimiser`: of optax, started anew for every step.
+    - `num_steps`: of it, each for one tangent and one cotangent pass.
+    - `part`: on which fraction of every batch the linearised loss is measured; examples take turns. Its gradient at
+      $d = 0$ is that of the whole batch in any case.
+    """
+
+    optimiser: Any = optax.adam(1e-2)
+    num_steps: int = 20
+    part: float = 1.0
+
+    def __check_init__(self):
+        check_part(self)
+        if not (callable(getattr(self.optimiser, "init", None)) and callable(getattr(self.optimiser, "update", None))):
+            raise TypeError(
+                "`InnerSolve` needs an optimiser of optax, such as `optax.adam(1e-2)`, but got "
+                f"`{type(self.optimiser).__name__}`."
+            )
+        if not isinstance(self.num_steps, int) or self.num_steps < 1:
+            raise ValueError(
+                f"`InnerSolve` needs `num_steps` to be a whole number of at least 1, but got {self.num_steps}."
+            )
+
+    @property
+    def is_damped(self):
+        return False
+
+    def init(self, parts, key, added):
+        return ()
+
+    def update(self, state, parts, key, moment, is_good):
+        return state
+
+    def mean_eigenvalue(self, state, parts, key):
+        return sampled_mean_eigenvalue(parts, key)
+
+    def direction(self, state, parts, covector, added):
+        zero = jax.tree.map(jnp.zeros_like, covector)
+        entries = _tree.flatten(zero)[1](jnp.broadcast_to(added.entries(), _tree.size(zero)))
+
+        def linearised(d):
+            moved = [jax.tree.map(jnp.add, part.z, part.linearisation.push(d)) for part in parts]
+            losses = [part.weight * part.bound.mean_loss(z) for part, z in zip(parts, moved, strict=True)]
+            return _tree.sum_leaves(losses)
+
+        # What the covector has beyond the gradient of the parts: the rest of the batch, `l2`, others in a chain.
+        tilt = _tree.subtract(covector, jax.grad(linearised)(zero))
+
+        def objective(d):
+            loss = linearised(d)
+            added_term = _tree.vdot(d, jax.tree.map(lambda a, b: a.astype(b.dtype) * b, entries, d)) / 2
+            return loss + (_tree.vdot(tilt, d) + added_term).astype(loss.dtype)
+
+        # Line searches and the like ask for more than a gradient.
+        optimiser = optax.with_extra_args_support(self.optimiser)
+
+        def step(carry, _):
+            d, memory = carry
+            value, gradient = jax.value_and_grad(objective)(d)
+            updates, memory = optimiser.update(gradient, memory, d, value=value, grad=gradient, value_fn=objective)
+            return (optax.apply_updates(d, updates), memory), None
+
+        (d, _), _ = jax.lax.scan(step, (zero, optimiser.init(zero)), length=self.num_steps)
+        results: Any = STEP_RESULTS
+        is_finite = jnp.isfinite(_tree.vdot(d, d))
+        result = results.where(is_finite, results.successful, results.not_finite)
+        return Direction(_tree.scale(-1.0, d), result, jnp.array(0)), state
+
+    def check(self, added):
+        if added.is_relative:
+            raise ValueError(
+                '`InnerSolve` forms no metric, and cannot be damped relative to its diagonal. Use `shape="identity"`.'
+            )
