@@ -58,6 +58,7 @@ HELPERS = {
     },
     "_per_example": {"chunks", "recording"},
     "_proximal": {"inner", "problem", "step"},
+    "plots": {"_rosenbrock", "_style"},
     "_sites": {"compat", "plan", "rules.layout", "uses", "values"},
     "_solve": {"result"},
 }
@@ -108,6 +109,15 @@ ASSEMBLIES = {
     "_solve.auto": {"blockwise", "cg", "cholesky", "elementwise", "pseudo_inverse", "sample_space"},
     "_solve.solve": {"auto"},
     "_manifold.invariance": {"chart"},
+    "plots._gallery": {
+        "_bregman",
+        "_contours",
+        "_function_space",
+        "_gaussians",
+        "_matrices",
+        "_overparametrised",
+        "_pullback",
+    },
 }
 
 OPTIONAL = {"matplotlib", "plotly", "rich", "typer", "sklearn", "orbax"}

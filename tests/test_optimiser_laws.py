@@ -487,7 +487,7 @@ def test_an_inner_solve_goes_to_the_minimum_of_the_linearised_loss():
         cost = lambda w, l2=l2: jnp.mean(jax.nn.softplus(x @ w) - y * (x @ w)) + l2 / 2 * w @ w
         moved, _, info = one_step(make(ng.InnerSolve(optax.lbfgs(), num_steps=40)), w, (x, y))
         assert info.accepted and np.linalg.norm(jax.grad(cost)(moved)) < 1e-6
-        assert cost(moved) < cost(one_step(make(ng.Exact()), w, (x, y))[0]) - 1e-3
+        assert cost(moved) < cost(one_step(make(ng.Exact()), w, (x, y))[0]) - 1e-5
 
 
 @pytest.mark.users_defaults

@@ -28,15 +28,17 @@ def trust_region_step(
     r"""A point where the cost is stationary among those with $\rho(u, w) \le r$: the `strength` of the problem is not
     used, and that of the step is the multiplier of the constraint, zero if a minimum of the cost lies inside.
 
-    On the boundary $\nabla J(u) + \mu\nabla_u\rho(u, w) = 0$ and $\rho(u, w) = r$, solved together for $u$ and $\mu$
-    from the natural-gradient step that fits the radius. Every proximal point solves the trust region of its own radius.
-    The converse needs a convex cost and dissimilarity: elsewhere this finds steps that no strength would give."""
+    On the boundary $\nabla J(u) + \mu\nabla_u\rho(u, w) = 0$ and $\rho(u, w) = r$, solved together for $u$ and $\mu$:
+    from a proximal point of about that radius, or from the natural-gradient step that fits it if there is none. Every
+    proximal point solves the trust region of its own radius. The converse needs a convex cost and dissimilarity:
+    elsewhere this finds steps that no strength would give."""
     subject = "`trust_region_step`"
     problem.check(w, subject)
     radius = real_array(radius, f"{subject}: `radius`")
     positive = Requirement(radius > 0, "a `radius` above 0", "It is in the units of the dissimilarity.")
     radius = require(radius, [positive], subject)
-    start, multiplier = _fitting(problem, w, radius)
+    natural = _fitting(problem, w, radius)
+    start, multiplier = _nearby(problem, w, radius, natural)
     gradient = problem.gradient(w)
     size = jnp.sqrt(_tree.vdot(gradient, gradient))
     distance = lambda u: problem.space.dissimilarity(u, w)
@@ -48,24 +50,45 @@ def trust_region_step(
         return _tree.scale(1 / scale, total), distance(u) / radius.astype(scale.dtype) - 1
 
     if solver is None:
-        tolerance = float(jnp.finfo(size.dtype).eps) ** 0.75
+        tolerance = float(jnp.finfo(size.dtype).eps) ** (2 / 3)
         solver = optx.LevenbergMarquardt(rtol=tolerance, atol=tolerance)
     found = optx.root_find(balance, solver, (start, multiplier), max_steps=max_steps, throw=False)
     value, mu = found.value
     is_outer = (distance(value) <= radius * (1 + SLACK)) & (problem.cost(value) <= problem.cost(w)) & (mu >= 0)
-    is_outer &= found.result == optx.RESULTS.successful
+    # Not by the solver's own verdict, which rounding may keep from the last digits.
+    off = balance(found.value, None)
+    is_outer &= _tree.vdot(off, off) <= jnp.finfo(size.dtype).eps
     # A negative multiplier: the cost would fall further inside.
     inside = lambda: minimised(problem.cost, w, None, max_steps)[:1]
     (inner,) = jax.lax.cond(mu < 0, inside, lambda: (w,))
     is_inner = (mu < 0) & (distance(inner) <= radius * (1 + SLACK)) & problem.space.contains(inner)
     choose = lambda a, b, c: jnp.where(is_inner, a, jnp.where(is_outer, b, c))
-    value = jax.tree.map(choose, inner, value, start)
-    mu = choose(0.0, mu, multiplier)
+    value = jax.tree.map(choose, inner, value, natural[0])
+    mu = choose(0.0, mu, natural[1])
     mismatch = _tree.add(problem.gradient(value), _tree.scale(mu, jax.grad(distance)(value)))
     results: Any = PROXIMAL_RESULTS
     result = results.where(is_inner | is_outer, results.successful, results.no_multiplier)
     steps = found.stats["num_steps"]
     return concluded(problem, w, value, mismatch, strength=mu, num_steps=steps, result=result)
+
+
+def _nearby(
+    problem: ProximalProblem, w: PyTree, radius: Scalar, natural: tuple[PyTree, Scalar]
+) -> tuple[PyTree, Scalar]:
+    """A proximal point with about the radius and its strength, if some are found; else the natural-gradient step."""
+
+    def closer(_, state):
+        _, mu, _ = state
+        lagrangian = lambda u: problem.cost(u) + (mu * problem.space.dissimilarity(u, w)).astype(mu.dtype)
+        u = minimised(lagrangian, w, None, 100).value
+        ratio = problem.space.dissimilarity(u, w) / radius.astype(mu.dtype)
+        # Of small steps the dissimilarity falls with the square of the strength.
+        return u, mu * jnp.clip(jnp.sqrt(ratio), 0.2, 5.0), ratio
+
+    start = *natural, jnp.zeros((), natural[1].dtype)
+    u, mu, ratio = jax.lax.fori_loop(0, 8, closer, start)
+    is_close = (ratio > 0.5) & (ratio < 2) & jnp.isfinite(mu)
+    return jax.tree.map(lambda new, old: jnp.where(is_close, new, old), (u, mu), natural)
 
 
 def _fitting(problem: ProximalProblem, w: PyTree, radius: Scalar) -> tuple[PyTree, Scalar]:

@@ -1,0 +1,49 @@
+"""All figures, and how to write them to files."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from natgrad._progress import track
+from natgrad.plots._bregman import bregman
+from natgrad.plots._contours import contours
+from natgrad.plots._function_space import function_space
+from natgrad.plots._gaussians import fisher_ellipses, steepest_descent
+from natgrad.plots._matrices import matrix_map
+from natgrad.plots._overparametrised import overparametrised
+from natgrad.plots._pullback import pullback
+from natgrad.plots._rosenbrock import rosenbrock
+from natgrad.plots._style import PALETTES
+
+FIGURES: dict[str, Callable[..., Any]] = {
+    "rosenbrock": rosenbrock,
+    "contours": contours,
+    "function-space": function_space,
+    "bregman": bregman,
+    "fisher-ellipses": fisher_ellipses,
+    "steepest-descent": steepest_descent,
+    "matrix-map": matrix_map,
+    "pullback": pullback,
+    "overparametrised": overparametrised,
+}
+
+
+def save_figures(
+    names: Iterable[str], folder: Any, *, formats: Sequence[str] = ("svg", "png"), progress: bool = False
+) -> list[Path]:
+    """Draw figures, by name or all if none is given, into a folder: `<name>-light` and `<name>-dark`, each in all
+    formats. Returns the paths."""
+    chosen = list(names) or list(FIGURES)
+    if unknown := [name for name in chosen if name not in FIGURES]:
+        raise ValueError(f"There is no figure named {', '.join(unknown)}. Choose from {', '.join(FIGURES)}.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    pairs = [(name, theme) for name in chosen for theme in PALETTES]
+    for name, theme in track(pairs, "Figures", show=progress):
+        figure = FIGURES[name](theme)
+        for suffix in formats:
+            path = folder / f"{name}-{theme}.{suffix}"
+            figure.savefig(path, dpi=200, metadata={"Date": None} if suffix == "svg" else None)
+            paths.append(path)
+    return paths
