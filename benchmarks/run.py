@@ -15,7 +15,17 @@ import jax
 from harness import Table, markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-BENCHMARKS = ("categorical", "products", "per_example", "sample_space", "kronecker", "untuned", "autoencoder")
+BENCHMARKS = (
+    "categorical",
+    "products",
+    "per_example",
+    "sample_space",
+    "kronecker",
+    "untuned",
+    "autoencoder",
+    "proximal",
+    "streams",
+)
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 INTRODUCTION = """\

@@ -29,7 +29,7 @@ def test_paths_over_the_rosenbrock_function():
 
 
 def test_the_table_of_steps():
-    table = dict((name.split(",")[0], steps) for name, steps in bowl.table())
+    table = dict((name.split(",")[0], steps) for name, steps in plots.rosenbrock_steps())
     assert table["natural gradient"] == 2 and table["gradient descent on the outputs"] == 1
     # z shrinks by 1/3 every step from |z|^2 = 24.2.
     assert table["proximal point in the outputs"] == np.ceil(np.log(24.2 / 1e-8) / np.log(9))

@@ -12,3 +12,4 @@ from natgrad.plots._matrices import matrix_map as matrix_map
 from natgrad.plots._overparametrised import overparametrised as overparametrised
 from natgrad.plots._pullback import pullback as pullback
 from natgrad.plots._rosenbrock import rosenbrock as rosenbrock
+from natgrad.plots._rosenbrock import rosenbrock_steps as rosenbrock_steps

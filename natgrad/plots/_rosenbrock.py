@@ -67,8 +67,8 @@ def steps_to(step: Callable, rate: Any, goal: float = 1e-8) -> Array:
     return jax.lax.while_loop(running, advance, (jnp.array(START), jnp.array(0)))[1]
 
 
-def table(goal: float = 1e-8) -> list[tuple[str, int]]:
-    """Steps to the goal from the usual start, each method at its best."""
+def rosenbrock_steps(goal: float = 1e-8) -> list[tuple[str, int]]:
+    """How many steps some methods need from the usual start to a cost below the goal."""
     with jax.enable_x64(True):
         rates = jnp.geomspace(1e-4, 1e-2, 60)
         plain = lambda x, rate: x - rate * jax.grad(cost)(x)
