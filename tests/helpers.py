@@ -123,6 +123,13 @@ GEOMETRIES: dict[str, Callable[[], GeometryCase]] = {
     "geometric": fisher_case("geometric", 2),
     "negative_binomial": fisher_case("negative_binomial", 2),
     "product_family": fisher_case("product", 4),
+    "dual_poisson": lambda: GeometryCase(ng.DualFisher(ng.Poisson()), jnp.array([0.7, 2.0]), jnp.array([1.2, 0.5]), 2),
+    "dual_gaussian": lambda: GeometryCase(
+        ng.DualFisher(ng.Gaussian(1)),
+        (jnp.array([0.5]), jnp.array([[-0.6]])),
+        (jnp.array([0.1]), jnp.array([[-1.0]])),
+        2,
+    ),
     "softplus_rate": lambda: GeometryCase(
         ng.Fisher(ng.Poisson(), chart=lambda z: jnp.log(jax.nn.softplus(z))),
         jnp.array([0.3, -1.0]),
