@@ -46,9 +46,9 @@ def test_other_rates_are_other_averages(rate):
     xs = normal(1, 30)
     online = ng.OnlineMaximumLikelihood(ng.GaussianMean(1.0), rate)
     state = online.update_many(online.init(xs[0]), xs)
-    expected = 0.0
-    for k, x in enumerate(xs):
-        expected += (rate if isinstance(rate, float) else rate(k + 1)) * (x - expected)
+    expected = xs[0]
+    for k, x in enumerate(xs[1:], 2):
+        expected += (rate if isinstance(rate, float) else rate(k)) * (x - expected)
     np.testing.assert_allclose(state.moments, expected, rtol=1e-12)
     with pytest.raises(ValueError, match="needs the rate 1/k"):
         online.merge(state, state)
@@ -196,7 +196,7 @@ def test_the_online_natural_gradient_is_efficient_beyond_exponential_families():
     (w, state), _ = jax.jit(lambda start: jax.lax.scan(step, start, y))(start)
     errors = length * np.asarray(w) ** 2
     assert abs(errors.mean() - 2) < 5 * errors.std() / np.sqrt(chains) + 0.1
-    np.testing.assert_allclose(state.precision[:, 0, 0], 2 / (length + 1), rtol=1e-8)
+    np.testing.assert_allclose(state.precision[:, 0, 0] ** 2, 2 / (length + 1), rtol=1e-8)
 
 
 def test_diagonals_and_low_rank_are_what_they_say():
@@ -234,6 +234,31 @@ def test_a_low_rank_update_keeps_the_diagonal_of_the_precision():
     np.testing.assert_allclose(structure.solve(grown, g), np.linalg.solve(precision, g), rtol=1e-9)
 
 
+@pytest.mark.float32
+@pytest.mark.parametrize("structure", [ng.DensePrecision(), ng.LowRankPrecision(20)])
+def test_single_precision_does_not_spoil_the_precision_in_silence(structure):
+    """A vague prior, whose variances are a million times those in the end."""
+    x, w = normal(1, 200, 20), normal(2, 20)
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), prior_precision=1e-6, structure=structure)
+    params, state, step, accepted = jnp.zeros(20), opt.init(jnp.zeros(20)), jax.jit(opt.step), []
+    for own in x:
+        params, state, info = step(params, state, (own[None], (own @ w)[None]))
+        accepted.append(bool(info.accepted))
+    error = np.abs(params - w).max()
+    if isinstance(structure, ng.DensePrecision):
+        assert all(accepted) and error < 1e-2 and np.linalg.eigvalsh(opt.covariance(state)).min() > 0
+    assert error < 1e-2 or not all(accepted)
+
+
+def test_examples_without_weight_teach_nothing():
+    params, x = problem()
+    opt = ng.OnlineNaturalGradient(network, ng.LeastSquares())
+    state = opt.init(params)
+    after, same, info = jax.jit(opt.step)(params, state, (x, normal(5, 25, 2), jnp.zeros(25)))
+    assert info.accepted and info.divergence == 0
+    assert_close((after, same), (params, state))
+
+
 def test_a_batch_with_nan_is_not_absorbed():
     params, x = problem()
     opt = ng.OnlineNaturalGradient(network, ng.LeastSquares())
@@ -261,6 +286,18 @@ def test_priors_of_single_parameters():
             ),
             ValueError,
             "needs observations along the leading axis",
+        ),
+        (
+            lambda: ng.OnlineMaximumLikelihood(ng.Poisson()).update(
+                ng.OnlineMaximumLikelihood(ng.Poisson()).init(jnp.array(1.0)), jnp.ones(5)
+            ),
+            ValueError,
+            "needs one observation; several go to `update_many`",
+        ),
+        (
+            lambda: ng.OnlineNaturalGradient(network, ng.LeastSquares(), prior_precision=jnp.ones(3)),
+            ValueError,
+            "one number or a mapping",
         ),
         (
             lambda: ng.OnlineMaximumLikelihood(ng.Poisson()).natural(

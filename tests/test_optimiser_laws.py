@@ -508,3 +508,14 @@ def test_inner_solves_of_networks_lower_the_loss_and_follow_given_gradients():
     )
     change, _, _ = jax.jit(gentle.update)(other, gentle.init(params, (x, y)), params, (x, y))
     np.testing.assert_allclose(ravel(change), -1e-3, rtol=1e-9)
+
+
+@pytest.mark.users_defaults
+def test_inner_solves_that_diverge_are_not_taken():
+    x, w = normal(1, 40, 3), jnp.ones(3)
+    opt = ng.NaturalGradient(
+        lambda w, x: x @ w, ng.LeastSquares(), ng.InnerSolve(optax.sgd(300.0), 20), step=ng.ConstantStep(1.0)
+    )
+    stays, _, info = one_step(opt, w, (x, jnp.zeros(40)))
+    assert not info.accepted and info.result == ng.STEP_RESULTS.inner_diverged
+    np.testing.assert_array_equal(stays, w)

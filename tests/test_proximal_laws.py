@@ -261,14 +261,15 @@ def test_a_proximal_point_solves_the_trust_region_of_its_own_radius(name):
 
 
 def test_of_convex_problems_every_trust_region_is_a_proximal_point():
-    problem = ng.ProximalProblem(quadratic, ng.Euclidean())
+    problem = lambda strength: ng.ProximalProblem(quadratic, ng.Euclidean(), strength)
+    region = jax.jit(lambda radius: ng.trust_region_step(problem(1.0), jnp.asarray(W), radius))
+    point = jax.jit(lambda strength: ng.proximal_point(problem(strength), jnp.asarray(W)))
     for radius in (1e-3, 1e-2, 0.1):
-        found = ng.trust_region_step(problem, W, radius)
+        found = region(radius)
         assert found.result == OK and found.strength > 0
         np.testing.assert_allclose(found.divergence, radius, rtol=1e-6)
-        again = ng.proximal_point(ng.ProximalProblem(quadratic, ng.Euclidean(), found.strength), W)
-        np.testing.assert_allclose(again.value, found.value, rtol=1e-6)
-    inside = ng.trust_region_step(problem, W, 10.0)
+        np.testing.assert_allclose(point(found.strength).value, found.value, rtol=1e-6)
+    inside = region(10.0)
     assert inside.result == OK and inside.strength == 0 and inside.residual < 1e-7
     np.testing.assert_allclose(inside.value, np.linalg.solve(H, B), rtol=1e-6)
 
@@ -276,20 +277,20 @@ def test_of_convex_problems_every_trust_region_is_a_proximal_point():
 def test_without_convexity_a_trust_region_may_be_no_proximal_point():
     """The cost -u and the dissimilarity 1 - exp(-u^2 / 2): no strength gives a step beyond its inflection."""
     problem = ng.ProximalProblem(lambda u: -u, lambda u, w: 1 - jnp.exp(-((u - w) ** 2) / 2))
-    found = ng.trust_region_step(problem, jnp.array(0.0), 0.8)
+    found = jax.jit(lambda w: ng.trust_region_step(problem, w, 0.8))(jnp.array(0.0))
     assert found.result == OK
     np.testing.assert_allclose(found.value, np.sqrt(-2 * np.log(0.2)), rtol=1e-7)
     whole = lambda u: -u + found.strength * (1 - jnp.exp(-(u**2) / 2))
     assert abs(jax.grad(whole)(found.value)) < 1e-7
     # Stationary, but a maximum.
     assert jax.grad(jax.grad(whole))(found.value) < 0 and whole(found.value + 1) < whole(found.value)
-    unbounded = ng.proximal_point(ng.ProximalProblem(lambda u: -u, problem.space, found.strength), jnp.array(0.0))
+    unbounded = solved(ng.proximal_point, lambda u: -u, problem.space, found.strength, jnp.array(0.0))
     assert abs(unbounded.value - found.value) > 1
 
 
 def test_steps_respect_the_radius_even_where_no_multiplier_is_found():
     problem = ng.ProximalProblem(lambda u: -u, lambda u, w: 1 - jnp.exp(-((u - w) ** 2) / 2))
-    found = ng.trust_region_step(problem, jnp.array(0.0), 0.8, max_steps=1)
+    found = jax.jit(lambda w: ng.trust_region_step(problem, w, 0.8, max_steps=1))(jnp.array(0.0))
     assert found.result == ng.PROXIMAL_RESULTS.no_multiplier
     assert 0.1 < found.divergence <= 0.8 and found.cost < 0
 
@@ -313,7 +314,7 @@ def test_newton_is_attracted_by_a_saddle_and_the_natural_gradient_is_not():
 
 def test_newton_is_invariant_to_affine_maps_only():
     A, b = jnp.array([[2.0, 1.0], [0.0, 1.0]]), jnp.array([0.3, -1.0])
-    newton = lambda cost, w: ng.damped_newton_step(ng.ProximalProblem(cost, ng.Euclidean(), 1e-12), w).value
+    newton = lambda cost, w: solved(ng.damped_newton_step, cost, ng.Euclidean(), 1e-12, w).value
     w = jnp.array([-1.2, 1.0])
     inside = newton(lambda v: squared(A @ v + b), jnp.linalg.solve(A, w - b))
     np.testing.assert_allclose(A @ inside + b, newton(squared, w), rtol=1e-6)
@@ -332,6 +333,73 @@ def test_a_solver_of_ones_own_and_too_few_steps():
     np.testing.assert_allclose(rosenbrock(own.value), rosenbrock(w) * 0.6, rtol=1e-5)
     short = solved(ng.proximal_point, squared, space, 3.0, w, max_steps=2)
     assert short.result == ng.PROXIMAL_RESULTS.unfinished and short.residual > 1e-3
+
+
+def test_inner_iterations_stay_on_the_simplex():
+    p, losses = jnp.array([0.2, 0.5, 0.3]), jnp.array([1.0, -0.4, 0.3])
+    geometry, linear = ng.DualFisher(ng.Categorical(3)), lambda p: losses @ p
+    mirror = solved(ng.mirror_step, linear, geometry, 2.0, p)
+    # Of a linear cost, the mirror step is the proximal point.
+    point = solved(ng.proximal_point, linear, geometry, 2.0, p)
+    assert point.result == OK
+    np.testing.assert_allclose(point.value, mirror.value, rtol=1e-5)
+    curved = lambda p: 5 * (p - jnp.array([1.0, 0.0, 0.0])) @ (p - jnp.array([1.0, 0.0, 0.0]))
+    region = solved(lambda problem, p: ng.trust_region_step(problem, p, 0.05), curved, geometry, 1.0, p)
+    assert region.result == OK and abs(region.value.sum() - 1) < 1e-9 and region.value[0] > p[0]
+    np.testing.assert_allclose(region.divergence, 0.05, rtol=1e-6)
+
+
+def test_run_aways_are_not_taken_for_solutions():
+    found = solved(ng.proximal_point, lambda u: -u @ u, ng.Euclidean(), 1.0, jnp.array([1.0, 0.0]))
+    assert found.result in (ng.PROXIMAL_RESULTS.unfinished, ng.PROXIMAL_RESULTS.not_finite)
+
+
+def test_costs_that_refuse_points_outside_are_not_asked_there():
+    family = ng.Gaussian(1)
+    xi = family.to_moments((jnp.array([0.3]), jnp.array([[1.0]])))
+    target = (jnp.array([4.0]), jnp.array([[9.0]]))
+    cost = lambda xi: family.kl(family.to_natural(xi), target)
+    found = solved(ng.proximal_point, cost, ng.DualFisher(family), 1.0, xi)
+    # Half way between the two, in natural parameters.
+    assert found.result == OK
+    expected = [(0.3 + 4.0) / 2, (1.0 + 9.0) / 2]
+    np.testing.assert_allclose(flat(family.to_natural(found.value)), expected, rtol=1e-5)
+
+
+def test_a_minimum_is_its_own_trust_region():
+    region = lambda problem, w: ng.trust_region_step(problem, w, 0.5)
+    found = solved(region, lambda u: u @ u, ng.Euclidean(), 1.0, jnp.zeros(2))
+    assert found.result == OK and found.strength == 0
+    np.testing.assert_array_equal(found.value, jnp.zeros(2))
+
+
+@pytest.mark.users_defaults
+def test_parameters_of_several_dtypes():
+    w = {"a": jnp.array([1.0, 2.0], jnp.float32), "b": jnp.array([0.5])}
+    cost = lambda w: jnp.sum(w["a"].astype(float) ** 2) + jnp.sum(jnp.cos(w["b"]))
+    region = lambda problem, w: ng.trust_region_step(problem, w, 0.1)
+    for step in (*STEPS.values(), region):
+        found = solved(step, cost, ng.Euclidean(), 3.0, w)
+        assert found.cost < cost(w)
+        assert found.value["a"].dtype == jnp.float32 and found.value["b"].dtype == jnp.float64
+    narrow = {"a": w["a"]}
+    found = solved(region, lambda w: jnp.sum(w["a"] ** 2), ng.Euclidean(), 3.0, narrow)
+    np.testing.assert_allclose(found.divergence, 0.1, rtol=1e-3)
+
+
+def test_steps_have_derivatives():
+    w = jnp.array([-0.5])
+    for step in (ng.mirror_step, ng.natural_step):
+        value = lambda mu, step=step: step(ng.ProximalProblem(jnp.sum, ng.Fisher(ng.Exponential()), mu), w).value[0]
+        slope = (value(20.0 + 1e-5) - value(20.0 - 1e-5)) / 2e-5
+        np.testing.assert_allclose(jax.grad(value)(20.0), slope, rtol=1e-5)
+
+
+def test_steps_that_never_get_inside_say_so():
+    cost = lambda e: -1e30 * jnp.sum(e)
+    found = solved(ng.natural_step, cost, ng.Fisher(ng.Exponential()), 1e-6, jnp.array([-0.5]))
+    assert found.result == ng.PROXIMAL_RESULTS.left_domain
+    np.testing.assert_array_equal(found.value, jnp.array([-0.5]))
 
 
 @pytest.mark.parametrize("step", STEPS.values())
@@ -360,17 +428,27 @@ def test_single_precision_and_trees():
         assert found.cost < bowl(w) and found.residual < 1e-2
 
 
+SUMMED = lambda: ng.FunctionSpace(lambda w, x: jnp.sum(x @ w), ng.Euclidean(), jnp.ones((3, 2)))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda: ng.ProximalProblem(3.0, ng.Euclidean()), TypeError, "needs a `cost` that is a function"),
         (lambda: ng.ProximalProblem(bowl, 3.0), TypeError, "needs a dissimilarity"),
+        (lambda: ng.ProximalProblem(bowl, ng.Euclidean), TypeError, "needs a dissimilarity.* but got `Euclidean`"),
+        (lambda: ng.FunctionSpace(rosenbrock, ng.Euclidean), TypeError, "`FunctionSpace` needs a geometry"),
+        (
+            lambda: ng.natural_step(ng.ProximalProblem(jnp.sum, SUMMED()), jnp.ones(2)),
+            ValueError,
+            "along its leading axis",
+        ),
         (lambda: ng.ProximalProblem(bowl, ng.Euclidean(), -1.0), ValueError, "needs a `strength` above 0"),
         (lambda: ng.ProximalProblem(bowl, ng.Euclidean(), [1.0, 2.0]), ValueError, "one number for `strength`"),
         (
             lambda: ng.natural_step(ng.ProximalProblem(lambda w: w, ng.Euclidean()), jnp.ones(2)),
             TypeError,
-            "`natural_step` needs a `cost` that returns one number",
+            "`natural_step` needs a `cost` that returns one real number",
         ),
         (
             lambda: ng.mirror_step(ng.ProximalProblem(bowl, ng.Fisher(ng.Exponential())), jnp.ones(2)),
@@ -381,6 +459,11 @@ def test_single_precision_and_trees():
             lambda: ng.trust_region_step(ng.ProximalProblem(bowl, ng.Euclidean()), jnp.ones(2), 0.0),
             ValueError,
             "`trust_region_step` needs a `radius` above 0",
+        ),
+        (
+            lambda: ng.trust_region_step(ng.ProximalProblem(bowl, ng.Euclidean()), jnp.ones(2), jnp.ones(2)),
+            ValueError,
+            "one number for `radius`",
         ),
         (
             lambda: ng.expectation_gradient(ng.Poisson(), jnp.sum, jnp.ones(2), jax.random.key(0), pathwise=True),

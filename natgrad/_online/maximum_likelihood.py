@@ -64,6 +64,7 @@ class OnlineMaximumLikelihood(eqx.Module):
     def update(self, state: OnlineState, x: Observation) -> OnlineState:
         """The state with one more observation."""
         statistics = self.family._statistics(self.family._check_observation(x, "update"))
+        self._check_shapes(state, statistics, "update", "one observation; several go to `update_many`")
         return self._moved(state, statistics, 1)
 
     def update_many(self, state: OnlineState, xs: Observation) -> OnlineState:
@@ -71,12 +72,13 @@ class OnlineMaximumLikelihood(eqx.Module):
         the rate is $1/k$."""
         xs = self.family._check_observation(xs, "update_many", name="observation array `xs`")
         counts = {leaf.shape[:1] for leaf in jax.tree.leaves(xs)}
+        many = "observations along the leading axis; one goes to `update`"
         if len(counts) != 1 or counts == {()}:
-            raise ValueError(
-                "`OnlineMaximumLikelihood.update_many` needs observations along the leading axis of `xs`, but got "
-                f"shapes {[leaf.shape for leaf in jax.tree.leaves(xs)]}."
-            )
+            raise ValueError(f"`OnlineMaximumLikelihood.update_many` needs {many}.")
         ((count,),) = counts
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), xs)
+        observed = lambda x: self.family._statistics(self.family._check_observation(x, "update_many"))
+        self._check_shapes(state, jax.eval_shape(observed, one), "update_many", many)
         statistics = jax.vmap(self.family._statistics)(xs)
         if count == 0:
             return state
@@ -110,6 +112,14 @@ class OnlineMaximumLikelihood(eqx.Module):
         name = "the average statistic of the stream"
         return self.family._to_natural(self.family._check_moments(state.moments, "natural", name))
 
+    def _check_shapes(self, state: OnlineState, statistics: Moments, method: str, needs: str) -> None:
+        shapes = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (state.moments, statistics)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"`OnlineMaximumLikelihood.{method}` needs {needs}. The state has moments of shapes {shapes[0]}, but "
+                f"the statistics of an observation have {shapes[1]}."
+            )
+
     def _moved(self, state: OnlineState, statistics: Moments, count: Any) -> OnlineState:
         """Towards the mean statistics of so many examples."""
         largest = jnp.iinfo(state.examples.dtype).max
@@ -120,7 +130,9 @@ class OnlineMaximumLikelihood(eqx.Module):
             if self.rate is None:
                 rate = count.astype(moment.dtype) / jnp.maximum(total, 1).astype(moment.dtype)
             else:
-                rate = jnp.asarray(self.rate(total) if callable(self.rate) else self.rate, moment.dtype)
+                given = jnp.asarray(self.rate(total) if callable(self.rate) else self.rate, moment.dtype)
+                # What there is before the first example is no estimate.
+                rate = jnp.where(state.examples == 0, 1.0, given)
             change = rate * (new.astype(moment.dtype) - moment - lost) + lost
             after = moment + change
             return after, change - (after - moment)

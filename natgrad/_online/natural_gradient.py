@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
@@ -26,8 +27,9 @@ class OnlineGradientState(NamedTuple):
 
 
 class OnlineInfo(NamedTuple):
-    """The mean loss of a batch before it was absorbed; whether it was, which only batches without NaN are; and how far
-    the parameters moved in the precision, half the squared length."""
+    """The mean loss of a batch before it was absorbed; whether it was, which it is not if there is NaN in it or if
+    rounding has spoilt the precision (use float64, or a prior that is less vague); and how far the parameters moved in
+    the precision, half the squared length."""
 
     loss: Scalar
     accepted: Bool[Array, ""]
@@ -73,13 +75,16 @@ class OnlineNaturalGradient:
                 f"`DiagonalPrecision()`, but got `{type(self.structure).__name__}`."
             )
         given = prior_precision if isinstance(prior_precision, Mapping) else {"": prior_precision}
-        if any(not value > 0 for value in given.values()):
-            raise ValueError(f"{subject} needs a `prior_precision` above 0, but got {prior_precision}.")
+        if not all(_is_number(value) and value > 0 for value in given.values()):
+            raise ValueError(
+                f"{subject} needs a `prior_precision` above 0, one number or a mapping from paths to numbers, but got "
+                f"{prior_precision}."
+            )
         self._prior = dict(given)
-        if not 0 < forget <= 1:
-            raise ValueError(f"{subject} needs `forget` above 0 and at most 1, but got {forget}.")
-        if not process_noise >= 0:
-            raise ValueError(f"{subject} needs a `process_noise` of at least 0, but got {process_noise}.")
+        if not _is_number(forget) or not 0 < forget <= 1:
+            raise ValueError(f"{subject} needs `forget` to be a number above 0 and at most 1, but got {forget}.")
+        if not _is_number(process_noise) or not process_noise >= 0:
+            raise ValueError(f"{subject} needs `process_noise` to be a number of at least 0, but got {process_noise}.")
 
     def init(self, params: PyTree) -> OnlineGradientState:
         """The state before the first example. The parameters are the mean of the prior."""
@@ -107,14 +112,17 @@ class OnlineNaturalGradient:
         loss, gradient = part.loss_and_gradient()
         w, unflatten = _tree.flatten(params)
         total = jnp.asarray(own.total, w.dtype)
-        g = total * _tree.flatten(gradient)[0].astype(w.dtype)
-        rows = jnp.sqrt(total) * metric_of([part])._root_rows().astype(w.dtype)
+        # Of examples without weight there is neither a mean gradient nor a mean metric, and nothing to learn.
+        summed = lambda mean, count: jnp.where(total > 0, count * mean.astype(w.dtype), 0.0)
+        g = summed(_tree.flatten(gradient)[0], total)
+        rows = summed(metric_of([part])._root_rows(), jnp.sqrt(total))
 
         faded = self.structure.faded(state.precision, self.forget, self.process_noise)
         precision = self.structure.grown(faded, rows)
         change = -self.structure.solve(precision, g)
         numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, change, precision))]
-        is_good = jnp.all(jnp.stack(numbers))
+        # Uphill, only rounding can lead.
+        is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0)
         keep = lambda new, old: jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
         after = keep(OnlineGradientState(state.examples + total, precision), state)
         info = OnlineInfo(loss, is_good, jnp.where(is_good, -(change @ g) / 2, jnp.nan))
@@ -123,3 +131,7 @@ class OnlineNaturalGradient:
     def covariance(self, state: OnlineGradientState) -> Matrix:
         """The covariance of the parameters as a dense matrix, in the order of `jax.flatten_util.ravel_pytree`."""
         return self.structure.covariance(state.precision)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number)

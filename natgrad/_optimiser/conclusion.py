@@ -59,7 +59,7 @@ def conclude(
 
     number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
     results: Any = STEP_RESULTS
-    unsolved = [results.not_positive_definite, results.inaccurate, results.not_finite]
+    unsolved = [results.not_positive_definite, results.inaccurate, results.not_finite, results.inner_diverged]
     is_unsolved = functools.reduce(jnp.logical_or, [found.result == each for each in unsolved])
     rejected = results.where(is_unsolved, found.result, results.rejected)
     rejected = results.where(is_sound, rejected, results.restored)

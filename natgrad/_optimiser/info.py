@@ -25,6 +25,10 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "loss that is at its minimum up to rounding; (c) a gradient that is not that of the loss (a custom rule); (d) "
         "a learning rate or a damping that cannot work."
     )
+    inner_diverged = (
+        "The optimiser of `InnerSolve` did not lower the loss of the linearised model, so the step was not taken. "
+        "Lower its learning rate."
+    )
     kept_inverse = (
         "Some factor could not be inverted when that was last due, and the inverse before it is still in use. Raise "
         "the damping, or use float64."

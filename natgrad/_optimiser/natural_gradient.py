@@ -244,20 +244,24 @@ class NaturalGradient:
         self, context: Context, proposal: Proposal, state: State, is_suspicious: Array
     ) -> tuple[Proposal, Bool[Array, ""]]:
         """The step with the loss after it, if damping wants that and the rule has not found it; and whether the last
-        step made the loss diverge. Where the loss is suspicious it is evaluated before the last step instead: either
-        is rare, and every evaluation costs time to compile."""
+        step made the loss diverge, for which a loss that is suspicious is compared with that before the last step."""
         wants_after = self.damping.is_adaptive and proposal.loss_after is None
-        is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(context.steps)) & ~is_suspicious
-        moved = context.params + proposal.update + proposal.beside
-        point = jnp.where(is_suspicious, state.before[0], moved) if wants_after else state.before[0]
-        unknown = jnp.full((), jnp.nan, context.loss.dtype)
-        evaluated = lambda: context.loss_at(point).astype(unknown.dtype)
-        other = jax.lax.cond(is_suspicious | is_wanted, evaluated, lambda: unknown)
+        is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(context.steps))
+        points = state.before[0], context.params + proposal.update + proposal.beside
+        unknown = jnp.full(2, jnp.nan, context.loss.dtype)
+
+        def evaluate_one(k, losses):
+            return losses.at[k].set(context.loss_at(jax.lax.select_n(k, *points)).astype(losses.dtype))
+
+        # A loop of no, one or two turns: every evaluation that is written down costs time to compile.
+        before, after = jax.lax.fori_loop(
+            jnp.where(is_suspicious, 0, 1), jnp.where(is_wanted, 2, 1), evaluate_one, unknown
+        )
         if wants_after:
             rounding = state.history.rounding(context.loss)
-            is_accepted = ~is_wanted | (other <= context.loss + rounding)
-            proposal = proposal._replace(loss_after=jnp.where(is_wanted, other, unknown), is_accepted=is_accepted)
-        return proposal, is_suspicious & state.history.is_far_above(context.loss, other)
+            is_accepted = ~is_wanted | (after <= context.loss + rounding)
+            proposal = proposal._replace(loss_after=after, is_accepted=is_accepted)
+        return proposal, is_suspicious & state.history.is_far_above(context.loss, before)
 
     def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
         return _tree.flatten(self.structure.diagonal(solver, evaluation.parts))[0]

@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 from natgrad import _tree
 from natgrad._proximal.inner import minimised
 from natgrad._proximal.problem import ProximalProblem
-from natgrad._proximal.step import PROXIMAL_RESULTS, ProximalStep, concluded, within_domain
+from natgrad._proximal.step import ProximalStep, concluded, within_domain
 from natgrad._types import Scalar
 
 
@@ -32,13 +32,11 @@ def mirror_step(
     gradient = problem.gradient(w)
     moved = lambda strength: problem.space.mirrored(w, _tree.scale(1 / strength, gradient))
     if jax.eval_shape(moved, problem.strength) is not None:
-        value, strength, is_shorter = within_domain(problem, w, moved)
-        results: Any = PROXIMAL_RESULTS
-        result = results.where(is_shorter, results.shortened, results.successful)
-        mismatch = jax.grad(_linearised(problem, w, gradient, strength))(value)
-        return concluded(problem, w, value, mismatch, strength=strength, result=result)
-    found = minimised(_linearised(problem, w, gradient, problem.strength), w, solver, max_steps)
-    return concluded(problem, w, found.value, found.gradient, num_steps=found.num_steps, result=found.result)
+        found = within_domain(problem, w, moved)
+        mismatch = jax.grad(_linearised(problem, w, gradient, found.strength))(found.point)
+        return concluded(problem, w, found.point, mismatch, strength=found.strength, result=found.result)
+    inner = minimised(problem, w, _linearised(problem, w, gradient, problem.strength), solver, max_steps)
+    return concluded(problem, w, inner.value, inner.gradient, num_steps=inner.num_steps, has_inner=True)
 
 
 def _linearised(problem: ProximalProblem, w: PyTree, gradient: PyTree, strength: Scalar) -> Any:

@@ -26,10 +26,11 @@ def natural_step(
     def candidate(strength):
         return _tree.subtract(w, _tree.scale(1 / strength, solution.value)), jnp.array(True)
 
-    value, strength, is_shorter = within_domain(problem, w, candidate)
+    found = within_domain(problem, w, candidate)
     results: Any = PROXIMAL_RESULTS
-    result = results.where(is_shorter, results.shortened, PROXIMAL_RESULTS.promote(solution.result))
-    step = _tree.subtract(value, w)
+    is_whole = found.result == results.successful
+    result = results.where(is_whole, PROXIMAL_RESULTS.promote(solution.result), found.result)
+    step = _tree.subtract(found.point, w)
     pulled = _tree.add(metric.mv(step), _tree.scale(damping, step))
-    mismatch = _tree.add(gradient, _tree.scale(strength, pulled))
-    return concluded(problem, w, value, mismatch, strength=strength, result=result)
+    mismatch = _tree.add(gradient, _tree.scale(found.strength, pulled))
+    return concluded(problem, w, found.point, mismatch, strength=found.strength, result=result)

@@ -1,7 +1,3 @@
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
@@ -27,9 +23,5 @@ def damped_newton_step(problem: ProximalProblem, w: PyTree, *, solver: AbstractS
     curvature = SumMetric((hessian(problem.cost, w), problem.strength * problem.space.metric(w)))
     solution = solve(curvature, gradient, solver=PseudoInverse() if solver is None else solver)
     value = _tree.subtract(w, solution.value)
-    is_inside = problem.space.contains(value)
-    value = jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), value, w)
     mismatch = _tree.add(gradient, curvature.mv(_tree.subtract(value, w)))
-    results: Any = PROXIMAL_RESULTS
-    result = results.where(is_inside, PROXIMAL_RESULTS.promote(solution.result), results.left_domain)
-    return concluded(problem, w, value, mismatch, result=result)
+    return concluded(problem, w, value, mismatch, result=PROXIMAL_RESULTS.promote(solution.result))

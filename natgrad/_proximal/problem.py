@@ -24,8 +24,13 @@ class FunctionSpace(eqx.Module):
     and on average over `x`. A model without data is `model(params)` with `x=None`."""
 
     model: Callable = eqx.field(converter=_tree.as_callable)
-    geometry: AbstractGeometry
+    geometry: Any
     x: PyTree = None
+
+    def __check_init__(self):
+        if not isinstance(self.geometry, AbstractGeometry):
+            given = getattr(self.geometry, "__name__", type(self.geometry).__name__)
+            raise TypeError(f"`FunctionSpace` needs a geometry, such as `Euclidean()`, but got `{given}`.")
 
     def dissimilarity(self, other: PyTree, params: PyTree) -> Scalar:
         return function_distance(self.model, self.geometry, params, other, self.x)
@@ -117,8 +122,11 @@ class ProximalProblem(eqx.Module):
         """Refuse a point that is no tree of arrays, or at which nothing can be measured."""
         check_params(w, subject)
         shape = jax.eval_shape(self.cost, w)
-        if jax.tree.structure(shape) != jax.tree.structure(0) or shape.shape != ():
-            raise TypeError(f"{subject} needs a `cost` that returns one number, but it returns {shape}.")
+        is_number = jax.tree.structure(shape) == jax.tree.structure(0) and shape.shape == ()
+        if not is_number or not jnp.issubdtype(shape.dtype, jnp.floating):
+            raise TypeError(f"{subject} needs a `cost` that returns one real number, but it returns {shape}.")
+        # Refuses outputs without an axis of examples, in words.
+        jax.eval_shape(self.space.dissimilarity, w, w)
         inside = Requirement(
             self.space.contains(w), "a point at which the geometry is defined", "Start inside its domain."
         )
@@ -130,9 +138,9 @@ def _as_space(dissimilarity: Any, subject: str) -> FunctionSpace | ParameterSpac
         return dissimilarity
     if isinstance(dissimilarity, AbstractGeometry):
         return ParameterSpace(dissimilarity)
-    if callable(dissimilarity):
+    if callable(dissimilarity) and not isinstance(dissimilarity, type):
         return ParameterSpace(Dissimilarity(dissimilarity))
     raise TypeError(
         f"{subject} needs a dissimilarity: a geometry such as `Euclidean()`, `FunctionSpace(model, geometry, x)`, or a "
-        f"function `rho(u, w)`; but got `{type(dissimilarity).__name__}`."
+        f"function `rho(u, w)`; but got `{getattr(dissimilarity, '__name__', type(dissimilarity).__name__)}`."
     )

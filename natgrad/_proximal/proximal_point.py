@@ -21,5 +21,5 @@ def proximal_point(
         cost, distance = problem.cost(u), problem.space.dissimilarity(u, w)
         return cost + (mu * distance).astype(cost.dtype)
 
-    found = minimised(objective, w, solver, max_steps)
-    return concluded(problem, w, found.value, found.gradient, num_steps=found.num_steps, result=found.result)
+    found = minimised(problem, w, objective, solver, max_steps)
+    return concluded(problem, w, found.value, found.gradient, num_steps=found.num_steps, has_inner=True)

@@ -13,6 +13,7 @@ def natural(w: Array) -> tuple[Array, Array]:
     return (mean / deviation**2)[None], (1 / deviation**2)[None, None]
 
 
+@jax.jit
 def fisher_metric(w: Array) -> Array:
     r"""The Fisher metric of means and deviations, $\operatorname{diag}(1/\sigma^2, 2/\sigma^2)$."""
     return ng.pullback(natural, ng.Fisher(ng.Gaussian(1)), w).as_matrix()
@@ -53,6 +54,7 @@ def cost(w: Array) -> Array:
     return gaussian._kl(natural(jnp.array(TARGET)), natural(w))
 
 
+@jax.jit
 def directions(w: Array) -> tuple[Array, Array]:
     """Downhill, of length one in the Euclidean and in the Fisher metric."""
     gradient = jax.grad(cost)(w)

@@ -41,19 +41,23 @@ def matrices(situation: Situation) -> dict[str, np.ndarray]:
     read = jnp.log if situation.is_charted else lambda z: z
     loss = lambda z, y: jnp.exp(read(z)) - y * read(z)
     geometry = ng.Fisher(ng.Poisson(), chart=jnp.log) if situation.is_charted else ng.Fisher(ng.Poisson())
-    w = jnp.array([0.3, -0.2]) if situation.is_linear else jnp.array([0.3, -0.2, 0.7, 0.4])
     cost = lambda w: jnp.mean(jax.vmap(loss)(model(w, x), y))
-    if situation.is_fitted:
-        for _ in range(20):
-            w = w - jnp.linalg.solve(jax.hessian(cost)(w), jax.grad(cost)(w))
-    found = [
-        ng.hessian(cost, w),
-        ng.gauss_newton(model, loss, w, x, y),
-        ng.pullback(model, geometry, w, x),
-        ng.empirical_fisher(model, loss, w, x, y),
-        ng.gradient_covariance(model, loss, w, x, y),
-    ]
-    return {name: np.asarray(matrix.as_matrix()) for name, matrix in zip(NAMES, found, strict=True)}
+    newton = lambda _, w: w - jnp.linalg.solve(jax.hessian(cost)(w), jax.grad(cost)(w))
+
+    @jax.jit
+    def found(w):
+        w = jax.lax.fori_loop(0, 20 if situation.is_fitted else 0, newton, w)
+        each = [
+            ng.hessian(cost, w),
+            ng.gauss_newton(model, loss, w, x, y),
+            ng.pullback(model, geometry, w, x),
+            ng.empirical_fisher(model, loss, w, x, y),
+            ng.gradient_covariance(model, loss, w, x, y),
+        ]
+        return [matrix.as_matrix() for matrix in each]
+
+    w = jnp.array([0.3, -0.2]) if situation.is_linear else jnp.array([0.3, -0.2, 0.7, 0.4])
+    return {name: np.asarray(matrix) for name, matrix in zip(NAMES, found(w), strict=True)}
 
 
 @functools.cache

@@ -37,9 +37,10 @@ class LowRankPrecision(AbstractPrecision):
 
     def grown(self, state, rows):
         stacked = jnp.concatenate([state.rows, rows])
-        # W'W is the same in any orthogonal combination of the rows; here those with the largest norm come last.
-        turned = jnp.linalg.eigh(symmetric(stacked @ stacked.T)).eigenvectors.T @ stacked
-        dropped, kept = turned[: -self.rank], turned[-self.rank :]
+        # W'W is the same in any orthogonal combination of the rows; here those with the largest norm come first.
+        _, values, vectors = jnp.linalg.svd(stacked, full_matrices=False)
+        turned = jnp.zeros_like(stacked).at[: len(values)].set(values[:, None] * vectors)
+        kept, dropped = turned[: self.rank], turned[self.rank :]
         return LowRankState(state.diagonal + jnp.sum(dropped**2, axis=0), kept)
 
     def solve(self, state, covector):

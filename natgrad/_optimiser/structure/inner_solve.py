@@ -34,7 +34,7 @@ class InnerSolve(AbstractStructure):
                 "`InnerSolve` needs an optimiser of optax, such as `optax.adam(1e-2)`, but got "
                 f"`{type(self.optimiser).__name__}`."
             )
-        if not isinstance(self.num_steps, int) or self.num_steps < 1:
+        if type(self.num_steps) is not int or self.num_steps < 1:
             raise ValueError(
                 f"`InnerSolve` needs `num_steps` to be a whole number of at least 1, but got {self.num_steps}."
             )
@@ -80,9 +80,11 @@ class InnerSolve(AbstractStructure):
 
         (d, _), _ = jax.lax.scan(step, (zero, optimiser.init(zero)), length=self.num_steps)
         results: Any = STEP_RESULTS
-        is_finite = jnp.isfinite(_tree.vdot(d, d))
-        result = results.where(is_finite, results.successful, results.not_finite)
-        return Direction(_tree.scale(-1.0, d), result, jnp.array(0)), state
+        is_lower = objective(d) <= objective(zero)
+        result = results.where(is_lower, results.successful, results.inner_diverged)
+        # A direction that is not finite is not taken.
+        vector = jax.tree.map(lambda leaf: jnp.where(is_lower, -leaf, jnp.nan), d)
+        return Direction(vector, result, jnp.array(0)), state
 
     def check(self, added):
         if added.is_relative:
