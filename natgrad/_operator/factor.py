@@ -17,7 +17,7 @@ from natgrad._operator.base import Eigen
 Factor = Float[Array, "g _ _ _"]
 # Symmetric products with at least so many multiplications are put together from halves; smaller ones are not worth the
 # time it takes to compile that.
-LARGE = 1024**3
+LARGE = 2**28
 
 
 def second_moment(x: Float[Array, "g m d"], block: int) -> Factor:
