@@ -1,5 +1,7 @@
 """Networks to measure on, beyond the perceptron of `products`."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from products import Case
@@ -82,3 +84,18 @@ def decoder(
 
     x, y = jax.random.randint(next(keys), (2, batch, positions), 0, words)
     return Case(model, params, x, y)
+
+
+def tanh_perceptron(sizes: tuple[int, ...]) -> tuple[Callable, list[tuple[jax.Array, jax.Array]]]:
+    """A perceptron with tanh between its layers, and parameters for it."""
+    keys = jax.random.split(jax.random.key(0), len(sizes) - 1)
+    shapes = zip(keys, sizes[:-1], sizes[1:], strict=True)
+    params = [(jax.random.normal(key, (a, b)) / a**0.5, jnp.zeros(b)) for key, a, b in shapes]
+
+    def model(params, x):
+        for k, (w, b) in enumerate(params):
+            x = x @ w + b
+            x = x if k == len(params) - 1 else jnp.tanh(x)
+        return x
+
+    return model, params

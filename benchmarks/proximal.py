@@ -14,6 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from harness import Program, Table, measure, quantity
+from networks import tanh_perceptron
 
 import natgrad as ng
 
@@ -28,19 +29,10 @@ STEPS: dict[str, Callable] = {
 }
 
 
-def network(params, x):
-    for k, (w, b) in enumerate(params):
-        x = x @ w + b
-        x = x if k == len(params) - 1 else jnp.tanh(x)
-    return x
-
-
 def run(advance: Callable[[float], None]) -> Table:
-    keys = jax.random.split(jax.random.key(0), 4)
-    x = jax.random.normal(keys[0], (200, SIZES[0]))
+    network, params = tanh_perceptron(SIZES)
+    x = jax.random.normal(jax.random.key(1), (200, SIZES[0]))
     y = jnp.argmax(x[:, :3], axis=-1)
-    shapes = zip(keys[1:], SIZES[:-1], SIZES[1:], strict=False)
-    params = [(jax.random.normal(key, (a, b)) / a**0.5, jnp.zeros(b)) for key, a, b in shapes]
     loss = lambda z, y: -ng.Categorical().log_prob(z, y)
     cost = lambda w: jnp.mean(jax.vmap(loss)(network(w, x), y))
     space = ng.FunctionSpace(network, ng.Fisher(ng.Categorical()), x)

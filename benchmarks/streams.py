@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from harness import Program, Table, measure, quantity
+from networks import tanh_perceptron
 
 import natgrad as ng
 
@@ -75,17 +76,8 @@ def distance(found: tuple, expected: tuple) -> float:
     return float(np.linalg.norm(flat(found) - flat(expected)) / np.linalg.norm(flat(expected)))
 
 
-def network(params, x):
-    for k, (w, b) in enumerate(params):
-        x = x @ w + b
-        x = x if k == len(params) - 1 else jnp.tanh(x)
-    return x
-
-
 def filters() -> Iterator[tuple[str, ...]]:
-    keys = jax.random.split(jax.random.key(0), len(SIZES))
-    shapes = zip(keys, SIZES[:-1], SIZES[1:], strict=False)
-    params = [(jax.random.normal(key, (a, b)) / a**0.5, jnp.zeros(b)) for key, a, b in shapes]
+    network, params = tanh_perceptron(SIZES)
     batch = jnp.ones((1, SIZES[0])), jnp.ones((1, 1))
 
     def descend(params, batch):

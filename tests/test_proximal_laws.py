@@ -213,6 +213,9 @@ def test_closed_forms_of_products_and_multiples():
 # Expectations -------------------------------------------------------------------------------------------
 
 
+DISCRETE = ("bernoullis", "categoricals", "minimal_categorical", "poisson", "geometric", "negative_binomial", "product")
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_natural_gradient_of_an_expectation_is_the_gradient_in_moments(name):
     """Of a mean statistic that is its coefficients, and both estimators find them."""
@@ -222,6 +225,7 @@ def test_the_natural_gradient_of_an_expectation_is_the_gradient_in_moments(name)
     seen = projection(case)
     direction = ravel_pytree(xi)[1](jnp.asarray(seen @ np.cos(np.arange(flat(xi).size))))
     function = lambda x: jnp.vdot(ravel(direction), ravel(family.sufficient_statistics(x)))
+    assert family.moves_samples == (name not in DISCRETE)
     kinds = (False, True) if family.moves_samples else (False,)
     for pathwise in kinds:
         run = lambda key, pathwise=pathwise: ng.expectation_gradient(

@@ -9,6 +9,10 @@ from natgrad._family.special import alpha_guess, dirichlet_entropy, dirichlet_kl
 class AbstractLogFamily(AbstractFamily):
     """What the families share whose statistics are the logarithms of probabilities."""
 
+    @property
+    def moves_samples(self):
+        return True
+
     def _log_partition(self, eta):
         return jnp.sum(log_beta(eta))
 
@@ -54,10 +58,6 @@ class Dirichlet(AbstractLogFamily):
     @property
     def observation_ndim(self):
         return 1
-
-    @property
-    def moves_samples(self):
-        return True
 
     @property
     def _event_shapes(self):

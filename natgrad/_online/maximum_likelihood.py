@@ -36,8 +36,8 @@ class OnlineMaximumLikelihood(eqx.Module):
     **Arguments:**
 
     - `family`: an exponential family.
-    - `rate`: $a_k$, a number between 0 and 1 (a memory that fades) or a function of $k = 1, 2, \dots$ such as a
-      schedule of optax; by default $1/k$.
+    - `rate`: $a_k$ for $k = 2, 3, \dots$, a number between 0 and 1 (a memory that fades) or a function of $k$ such as a
+      schedule of optax; by default $1/k$. The first example is always taken whole, since there is nothing before it.
     """
 
     family: Any

@@ -67,7 +67,7 @@ class OnlineNaturalGradient:
     ):
         self.term = Term(model, objective)
         self.structure = DensePrecision() if structure is None else structure
-        self.prior_precision, self.forget, self.process_noise = prior_precision, forget, process_noise
+        self.forget, self.process_noise = forget, process_noise
         subject = "`OnlineNaturalGradient`"
         if not isinstance(self.structure, AbstractPrecision):
             raise TypeError(
@@ -80,7 +80,7 @@ class OnlineNaturalGradient:
                 f"{subject} needs a `prior_precision` above 0, one number or a mapping from paths to numbers, but got "
                 f"{prior_precision}."
             )
-        self._prior = dict(given)
+        self.prior_precision = dict(given)
         if not _is_number(forget) or not 0 < forget <= 1:
             raise ValueError(f"{subject} needs `forget` to be a number above 0 and at most 1, but got {forget}.")
         if not _is_number(process_noise) or not process_noise >= 0:
@@ -90,10 +90,10 @@ class OnlineNaturalGradient:
         """The state before the first example. The parameters are the mean of the prior."""
         check_params(params, "`OnlineNaturalGradient.init`")
         names = _tree.names(params)
-        check_paths(self._prior, names, "`OnlineNaturalGradient`: `prior_precision`")
+        check_paths(self.prior_precision, names, "`OnlineNaturalGradient`: `prior_precision`")
         w, spread = _tree.flatten(params)[0], []
         for name, leaf in zip(names, jax.tree.leaves(params), strict=True):
-            own = option_for(self._prior, name)
+            own = option_for(self.prior_precision, name)
             if own is None:
                 raise ValueError(
                     f"`OnlineNaturalGradient` got no `prior_precision` for `{name}`. Give one for all others under the "

@@ -37,7 +37,7 @@ class ProximalStep(eqx.Module):
 
     **Attributes:**
 
-    - `value`: the new point; the old one where nothing finite was found.
+    - `value`: the new point; the old one where nothing finite inside the domain was found.
     - `cost`: $J$ there, and `divergence` $\rho$ from the old point to it.
     - `residual`: the length of the gradient of what the step minimises, at `value`, relative to that of the cost at the
       start. Zero for a step that was found exactly.

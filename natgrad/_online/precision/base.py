@@ -4,7 +4,6 @@ from abc import abstractmethod
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad._types import Matrix
@@ -34,11 +33,3 @@ class AbstractPrecision(eqx.Module):
     @abstractmethod
     def covariance(self, state: PyTree) -> Matrix:
         """The dense covariance, for those who can afford to look."""
-
-
-def symmetric(matrix: Matrix) -> Matrix:
-    return (matrix + matrix.T) / 2
-
-
-def identity_plus(matrix: Matrix) -> Matrix:
-    return jnp.eye(len(matrix), dtype=matrix.dtype) + matrix

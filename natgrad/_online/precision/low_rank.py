@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg as jsp
 from jaxtyping import Array, Float
 
-from natgrad._online.precision.base import AbstractPrecision, Rows, Vector, identity_plus, symmetric
+from natgrad._online.precision.base import AbstractPrecision, Rows, Vector
 from natgrad._types import Matrix
 
 
@@ -32,7 +32,7 @@ class LowRankPrecision(AbstractPrecision):
         # (Lambda^-1 + q I)^-1 is again diagonal plus low rank, by Woodbury's identity.
         kept = 1 / (1 + noise * diagonal)
         shrunk = rows * kept[None]
-        root = jnp.linalg.cholesky(identity_plus(symmetric(noise * shrunk @ rows.T)))
+        root = jnp.linalg.cholesky(_identity_plus(noise * shrunk @ rows.T))
         return LowRankState(kept * diagonal, jsp.solve_triangular(root, shrunk, lower=True))
 
     def grown(self, state, rows):
@@ -56,4 +56,9 @@ class LowRankPrecision(AbstractPrecision):
 def _woodbury(state: LowRankState) -> tuple[Rows, Matrix]:
     r"""$W D^{-1}$, and the Cholesky factor of $I + W D^{-1} W^\top$."""
     scaled = state.rows / state.diagonal[None]
-    return scaled, jnp.linalg.cholesky(identity_plus(symmetric(scaled @ state.rows.T)))
+    return scaled, jnp.linalg.cholesky(_identity_plus(scaled @ state.rows.T))
+
+
+def _identity_plus(matrix: Matrix) -> Matrix:
+    """The identity plus a matrix that is symmetric but for rounding."""
+    return jnp.eye(len(matrix), dtype=matrix.dtype) + (matrix + matrix.T) / 2
