@@ -27,6 +27,16 @@ CONSTRUCTORS = {
         TypeError,
         "needs `structure` to be .* but got `KFAC`. Write `KFAC\\(\\)`",
     ),
+    "number for an inner optimiser": (
+        lambda: ng.InnerSolve(0.1),
+        TypeError,
+        "`InnerSolve` needs an optimiser of optax.*but got `float`",
+    ),
+    "no inner steps": (
+        lambda: ng.InnerSolve(num_steps=0),
+        ValueError,
+        "`num_steps` to be a whole number of at least 1",
+    ),
     "number for damping": (
         lambda: ng.NaturalGradient(classifier, ng.Categorical(), damping=0.1),
         TypeError,
@@ -160,6 +170,11 @@ INITS = {
         dict(structure=ng.EKFAC(), damping=ng.ConstantDamping(0.1, shape="diagonal")),
         ValueError,
         "`EKFAC` cannot be damped relative to the diagonal",
+    ),
+    "units without a metric": (
+        dict(structure=ng.InnerSolve(), damping=ng.ConstantDamping(0.1, shape="diagonal")),
+        ValueError,
+        "`InnerSolve` forms no metric",
     ),
     "units and l2": (
         dict(damping=ng.ConstantDamping(0.1, shape="diagonal"), l2=0.1),
