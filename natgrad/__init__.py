@@ -115,6 +115,9 @@ from natgrad._per_example.explain import Explanation as Explanation
 from natgrad._per_example.forward import per_example as per_example
 from natgrad._per_example.operator import PerExample as PerExample
 
+# A problem whole
+from natgrad._problem import Problem as Problem
+
 # The proximal family
 from natgrad._proximal.expectation import expectation_gradient as expectation_gradient
 from natgrad._proximal.mirror import mirror_step as mirror_step

@@ -1,0 +1,91 @@
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from natgrad.cli import options
+from natgrad.cli.compare import finish
+from natgrad.cli.failure import Failure, reported
+from natgrad.cli.loading import TableOptions, load
+from natgrad.cli.screen import Screen
+from natgrad.comparison.compare import Budget
+from natgrad.comparison.document import document
+from natgrad.comparison.methods import NATURAL
+from natgrad.comparison.training import Folder, described
+from natgrad.comparison.training import train as train_method
+
+EXAMPLES = (
+    "Examples: `natgrad train digits --structure ekfac --out run`, `natgrad train digits --out run --resume`, "
+    "`natgrad train houses.csv --target price --hidden 64,64`"
+)
+
+
+@reported
+def train(
+    problem: options.ProblemName = "digits",
+    structure: Annotated[str, typer.Option(help=f"Of the metric: {', '.join(NATURAL)}.")] = "kfac",
+    steps: options.Steps = None,
+    seconds: options.Seconds = None,
+    seed: options.Seed = 0,
+    out: options.Out = Path("out/train"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, exactly.")] = False,
+    checkpoint_every: Annotated[int | None, typer.Option(min=1, help="Steps between checkpoints.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write events for TensorBoard.")] = False,
+    target: options.Target = None,
+    hidden: options.Hidden = "64,64",
+    ignore: options.Ignore = None,
+    task: options.Task = None,
+    batch_size: options.BatchSize = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Train with the natural gradient: checkpoints, a log, and a report at the end.
+
+    Writes `log.jsonl` (a line a step), `checkpoints/` (the newest three, each whole or not there) and the report.
+    A run that was stopped in whichever way goes on by `--resume`, to the same parameters bit by bit."""
+    del debug
+    start = time.perf_counter()
+    if structure not in NATURAL:
+        raise typer.BadParameter(f"there is no structure `{structure}`. Choose from {', '.join(NATURAL)}.")
+    table = TableOptions(target, hidden, tuple(ignore or ()), task, batch_size)
+    loaded, folder = load(problem, seed, table), Folder(out)
+    refusal = NATURAL[structure].refusal(loaded.problem)
+    if refusal is not None:
+        raise Failure(f"`{structure}` is too large for this problem: {refusal}. Choose another `--structure`.")
+    folder.start(described(problem, structure, seed) | table.settings(), resume=resume)
+    limit = steps if steps is not None or seconds is not None else loaded.problem.steps
+    with Screen(show=not (quiet or as_json)) as screen:
+        found = train_method(
+            loaded.problem,
+            NATURAL[structure],
+            Budget(limit, seconds, start),
+            folder,
+            seed=seed,
+            checkpoint_every=checkpoint_every,
+            watch=screen.watch,
+            write=_events(out) if tensorboard else lambda line: None,
+        )
+    report = document(found, command="train", imported=loaded.code)
+    finish(report, out, as_json=as_json, quiet=quiet)
+    (run,) = found.outcomes[0].runs
+    if run.status in ("diverged", "failed"):
+        raise Failure(f"The run {run.status} after {run.steps:,} steps. The log says what happened: {folder.log}.")
+
+
+def _events(out: Path) -> Callable[[dict[str, Any]], None]:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise Failure(f"{error}. Install it with `pip install 'natgrad[tensorboard]'`.") from error
+    writer = SummaryWriter(str(out / "tensorboard"))
+
+    def write(line: dict[str, Any]) -> None:
+        numbers = line | line.get("metrics", {})
+        for name, value in numbers.items():
+            if isinstance(value, float):
+                writer.add_scalar(name.replace(" ", "_"), value, line["step"])
+
+    return write

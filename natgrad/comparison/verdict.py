@@ -1,0 +1,165 @@
+"""What a comparison comes to: a target, who reaches it first, and what to use."""
+
+import math
+from typing import NamedTuple
+
+from natgrad import _text
+from natgrad.comparison.compare import Comparison, Outcome
+from natgrad.comparison.run import Point, Run
+
+# Times that differ by less than this part are called equal.
+EQUAL = 0.1
+
+
+class Target(NamedTuple):
+    """A loss to reach, and where it comes from."""
+
+    loss: float
+    source: str
+
+
+class Contender(NamedTuple):
+    """A method with its best run, and where that reached the target, if it did."""
+
+    outcome: Outcome
+    run: Run
+    reached: Point | None
+
+    @property
+    def name(self) -> str:
+        return self.outcome.method.name
+
+    @property
+    def written(self) -> str:
+        """The name with its rate."""
+        rate = self.run.tried.get("learning_rate")
+        return self.name if rate is None else f"{self.name} at a rate of {rate:g}"
+
+
+class Recommendation(NamedTuple):
+    title: str
+    method: str
+    reason: str
+    code: str
+
+
+def target_of(comparison: Comparison, given: float | None = None) -> Target | None:
+    """The loss that is given, or else the lowest one of the best first-order method, or of any."""
+    if given is not None:
+        return Target(given, "as given")
+    best = lambda kind: min(
+        (run.lowest for each in comparison.outcomes if each.method.kind in kind for run in each.runs), default=math.inf
+    )
+    for kinds, source in (
+        (("first-order",), "the lowest loss of the best first-order method"),
+        (("natural",), "the lowest loss of any method"),
+    ):
+        loss = best(kinds)
+        if math.isfinite(loss):
+            return Target(loss, source)
+    return None
+
+
+def contenders(comparison: Comparison, target: Target | None) -> list[Contender]:
+    """The best run of every method that has one: by the time to the target, or else by its loss."""
+    reached = lambda run: None if target is None else run.first_at(target.loss)
+    each = lambda outcome: [Contender(outcome, run, reached(run)) for run in outcome.runs if math.isfinite(run.lowest)]
+    return [min(own, key=_speed) for outcome in comparison.outcomes if (own := each(outcome))]
+
+
+def verdict(comparison: Comparison, target: Target | None) -> str:
+    """In a sentence or two."""
+    found = contenders(comparison, target)
+    if not found or target is None:
+        return "No run has a finite loss: nothing can be said."
+    natural = [each for each in found if each.outcome.method.kind == "natural"]
+    others = [each for each in found if each.outcome.method.kind != "natural"]
+    if not others or not natural:
+        best = min(found, key=lambda each: each.run.lowest)
+        text = f"{best.written} has the lowest loss, {_text.number(best.run.lowest)} after {best.run.steps:,} steps."
+    else:
+        text = _duel(natural, min(others, key=_speed), target)
+    return " ".join(filter(None, [text, _held_out(found)]))
+
+
+def _duel(natural: list[Contender], rival: Contender, target: Target) -> str:
+    arrived = [each for each in natural if each.reached is not None]
+    loss = _text.number(target.loss)
+    if rival.reached is None:
+        names = ", ".join(each.name for each in arrived) or "No method"
+        return f"{names} reached a loss of {loss}; {rival.written}, the best of the first-order methods, did not."
+    theirs = rival.reached
+    if not arrived:
+        closest = min(natural, key=lambda each: each.run.lowest)
+        return (
+            f"{rival.written} is ahead: it reached a loss of {loss} in {_path(theirs)}, and no natural gradient did; "
+            f"{closest.name} came closest with {_text.number(closest.run.lowest)}."
+        )
+    fast = min(arrived, key=_speed)
+    short = min(arrived, key=lambda each: each.reached.step if each.reached else math.inf)
+    assert fast.reached is not None and short.reached is not None
+    standard = f"the best first-order method, {rival.written},"
+    if fast.reached.seconds <= (1 - EQUAL) * theirs.seconds:
+        return (
+            f"{fast.name} is fastest: it reached a loss of {loss} in {_path(fast.reached)}, for which {standard} took "
+            f"{_path(theirs)}: {_ratio(theirs.seconds, fast.reached.seconds)} times the time."
+        )
+    ours = f"{short.name} reached a loss of {loss} in {_path(short.reached)}"
+    if fast.reached.seconds <= (1 + EQUAL) * theirs.seconds:
+        return (
+            f"A draw in time: {fast.name} took {_path(fast.reached)} to a loss of {loss}, {standard} {_path(theirs)}."
+        )
+    if short.reached.step < theirs.step:
+        return f"In steps {short.name} is ahead, in time {rival.name}: {ours}, {standard} in {_path(theirs)}."
+    return f"{rival.written} is ahead: it reached a loss of {loss} in {_path(theirs)}; {ours}."
+
+
+def _held_out(found: list[Contender]) -> str:
+    """Who is best on data that were not trained on, at whichever point of its run."""
+    losses = lambda run: [loss for point in run.curve if (loss := point.held_out_loss) is not None and loss == loss]
+    lows = {each.written: min(losses(each.run), default=math.inf) for each in found}
+    best = min(lows, key=lambda name: lows[name])
+    if not math.isfinite(lows[best]):
+        return ""
+    return f"On held-out data {best} came lowest, with {_text.number(lows[best])}."
+
+
+def recommendations(comparison: Comparison, target: Target | None, imported: str) -> list[Recommendation]:
+    """The fastest method as code; and the one with the fewest steps, if that is another. `imported` is the code that
+    gives `problem`."""
+    found = contenders(comparison, target)
+    arrived = [each for each in found if each.reached is not None]
+    if not arrived:
+        lowest = min(found, key=lambda each: each.run.lowest, default=None)
+        title = "Lowest loss" if len(found) > 1 else "As code"
+        chosen = {} if lowest is None else {title: lowest}
+    else:
+        fast = min(arrived, key=_speed)
+        short = min(arrived, key=lambda each: each.reached.step if each.reached else math.inf)
+        chosen = {"Fastest": fast} | ({} if short is fast else {"Fewest steps": short})
+    return [_recommended(title, each, imported) for title, each in chosen.items()]
+
+
+def _recommended(title: str, each: Contender, imported: str) -> Recommendation:
+    run, method = each.run, each.outcome.method
+    imports = "import jax\n" + ("import natgrad as ng\n" if method.kind == "natural" else "import optax\n")
+    steps = each.reached.step if each.reached is not None else run.steps
+    body = method.code(run.problem, run.tried).replace("{steps}", str(max(1, steps)))
+    reason = (
+        f"{_path(each.reached)} to the target."
+        if each.reached is not None
+        else f"{run.steps:,} steps to a loss of {_text.number(run.lowest)}."
+    )
+    return Recommendation(title, each.written, reason, f"{imports}\n{imported}\n{body}")
+
+
+def _speed(each: Contender) -> tuple[float, float]:
+    return (math.inf if each.reached is None else each.reached.seconds, each.run.lowest)
+
+
+def _path(point: Point) -> str:
+    return f"{point.step:,} steps and {_text.duration(point.seconds)}"
+
+
+def _ratio(more: float, less: float) -> str:
+    return f"{more / less:.2g}" if less > 0 else "many"
