@@ -5,13 +5,16 @@ BIN := .venv/bin
 export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-oldest test-newest lint format docs bench lock clean
+.PHONY: help demo browser test test-slow test-oldest test-newest lint format docs bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-demo: .venv/.stamp  ## natural gradient against gradient descent, in one figure
-	$(BIN)/python examples/rosenbrock.py
+demo: .venv/.stamp  ## natural gradients and first-order methods on one problem, with a report
+	$(BIN)/natgrad compare --out out/demo
+
+browser:  ## a browser for the tests of the report, where this machine can install one
+	tests/install_browser
 
 test: .venv/.stamp  ## tests, and every code block of the README and the docs
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile README.md docs  # the blocks of a page share a namespace

@@ -32,10 +32,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy.linalg  # noqa: F401  JAX imports it when it first factors a matrix, and imports are excluded
-from data import mnist_test_images
 from harness import Table, quantity
 
 import natgrad as ng
+from natgrad.problems.data import mnist_test_images
 
 SIZES = (250, 100, 30, 100, 250, 784)
 L2 = 1e-5

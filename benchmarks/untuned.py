@@ -19,6 +19,7 @@ set for one problem alone, not that the problems were unseen; Adam got a learnin
 batches were developed on the same autoencoder from other initial parameters, and not on the regression."""
 
 import functools
+import pydoc_data.topics
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -28,12 +29,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from data import mnist_test_images, mnist_test_labels, python_reference
 from harness import Table, quantity
 from networks import decoder
 from sklearn.datasets import load_diabetes, load_digits
 
 import natgrad as ng
+from natgrad.problems.data import in_numbers, mnist_test_images, mnist_test_labels
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 SEEDS = (0, 1, 2)
@@ -148,7 +149,7 @@ def convolutional() -> Problem:
 
 
 def transformer() -> Problem:
-    text, count = python_reference(200_000)
+    text, count = in_numbers("".join(pydoc_data.topics.topics.values())[:200_000])
     rows = jnp.asarray(text[: len(text) // 33 * 33].reshape(-1, 33))
     network = functools.partial(decoder, layers=2, width=64, positions=32, words=count)
     initial = lambda key: network(key=key).params

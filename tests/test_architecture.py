@@ -27,11 +27,11 @@ LAYERS = [
     ["_solve"],
     ["_manifold", "_proximal"],
     ["_optimiser"],
-    ["_online"],
+    ["_online", "_problem"],
     ["_parallel"],
     ["__init__"],
-    ["pde", "vmc", "vi", "glm", "laplace", "policy"],
-    ["plots", "report"],
+    ["pde", "vmc", "vi", "glm", "laplace", "policy", "problems"],
+    ["plots", "report", "comparison"],
     ["cli"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -39,6 +39,8 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Inside a folder, modules import `base` and these helpers, ...
 HELPERS = {
     "_blocks": {"paths", "uses"},
+    "cli": {"ending", "failure", "loading", "options", "screen"},
+    "comparison": {"methods", "run"},
     "_family": {"conjugate", "counts", "special", "symmetric"},
     "_geometry": {"autodiff"},
     "_metric": {"linearise", "output", "samples"},
@@ -59,11 +61,16 @@ HELPERS = {
     "_per_example": {"chunks", "recording"},
     "_proximal": {"inner", "problem", "step"},
     "plots": {"_rosenbrock", "_style"},
+    "problems": {"_arrays", "_columns", "_parts", "_perceptron", "_sklearn", "data"},
     "_sites": {"compat", "plan", "rules.layout", "uses", "values"},
     "_solve": {"result"},
 }
 # ... and an assembly imports its parts, written as {"folder.assembly": {"part", ...}}.
 ASSEMBLIES = {
+    "comparison.compare": {"geometry"},
+    "comparison.document": {"compare", "geometry", "verdict"},
+    "comparison.training": {"compare", "geometry"},
+    "comparison.verdict": {"compare"},
     "_blocks.choose": {"dense", "diagonal", "kronecker", "masks"},
     "_blocks.eigen": {"kronecker"},
     "_family.beta": {"dirichlet"},
@@ -118,9 +125,11 @@ ASSEMBLIES = {
         "_overparametrised",
         "_pullback",
     },
+    "problems._gallery": {"_chars", "_diabetes", "_digits", "_mnist", "_poisson", "_rosenbrock"},
+    "problems.tables": {"_csv"},
 }
 
-OPTIONAL = {"matplotlib", "plotly", "rich", "typer", "sklearn", "orbax"}
+OPTIONAL = {"matplotlib", "plotly", "rich", "typer", "sklearn", "orbax", "tensorboardX"}
 MAX_LINES = 400
 
 

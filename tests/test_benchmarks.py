@@ -18,7 +18,7 @@ def benchmark(monkeypatch):
 
 def test_every_benchmark_has_a_table_among_the_results(benchmark):
     run = benchmark("run")
-    modules = {path.stem for path in FOLDER.glob("*.py")} - {"run", "harness", "networks", "data"}
+    modules = {path.stem for path in FOLDER.glob("*.py")} - {"run", "harness", "networks"}
     assert modules == set(run.BENCHMARKS)
     assert set(run.previous_sections()) == modules
 

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 import typer
 
 from natgrad.cli import options
-from natgrad.cli.failure import INTERRUPTED, Failure, reported
+from natgrad.cli.ending import finish
+from natgrad.cli.failure import Failure, reported
 from natgrad.cli.loading import TableOptions, load
-from natgrad.cli.screen import Screen, print_report
+from natgrad.cli.screen import Screen
 from natgrad.comparison.compare import Budget
 from natgrad.comparison.compare import compare as compare_methods
 from natgrad.comparison.document import document
 from natgrad.comparison.methods import METHODS
-from natgrad.report import write_report
 
 EXAMPLES = "Examples: `natgrad compare`, `natgrad compare diabetes --seconds 60`, `natgrad compare mine.py:problem`"
 
@@ -43,6 +43,7 @@ def compare(
 
     Every run gets the same number of steps (or, with `--seconds`, of seconds). First-order methods get one run for
     every learning rate of a sweep, and the best of them counts. Ctrl-C ends it with a report of what there is."""
+    del debug
     start = time.perf_counter()
     table = TableOptions(target, hidden, tuple(ignore or ()), task, batch_size)
     loaded = load(problem, seed, table)
@@ -56,17 +57,6 @@ def compare(
     finish(report, out, as_json=as_json, quiet=quiet)
     if all(each["final_loss"] is None for each in report["methods"]) and report["status"] == "complete":
         raise Failure("No method could run; the table and the report say why.")
-
-
-def finish(report: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -> None:
-    """Write the report, print it, and leave with the exit code of an interruption if there was one."""
-    paths = write_report(report, out)
-    if as_json:
-        print((out / "report.json").read_text())
-    elif not quiet:
-        print_report(report, paths)
-    if report["status"] == "interrupted":
-        raise typer.Exit(INTERRUPTED)
 
 
 def _method(name: str) -> Any:

@@ -7,7 +7,7 @@ import typer
 from natgrad._optimiser.checkpoint import load_checkpoint
 from natgrad._problem import Problem
 from natgrad.cli import options
-from natgrad.cli.compare import finish
+from natgrad.cli.ending import finish
 from natgrad.cli.failure import Failure, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from natgrad.cli import options
-from natgrad.cli.compare import finish
+from natgrad.cli.ending import finish
 from natgrad.cli.failure import Failure, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen

@@ -1,0 +1,35 @@
+"""The ready-made problems by name."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from natgrad._problem import Problem
+from natgrad.problems._chars import chars
+from natgrad.problems._diabetes import diabetes
+from natgrad.problems._digits import digits, digits_autoencoder
+from natgrad.problems._mnist import mnist_autoencoder
+from natgrad.problems._poisson import poisson_pde
+from natgrad.problems._rosenbrock import rosenbrock
+
+
+class Embedded(NamedTuple):
+    """A ready-made problem: how to make it from a seed, what it is, whether it wants double precision, and whether
+    its data are fetched."""
+
+    make: Callable[[int], Problem]
+    about: str
+    is_double: bool = False
+    is_fetched: bool = False
+
+
+PROBLEMS: dict[str, Embedded] = {
+    "digits": Embedded(digits, "8 × 8 digits into ten classes, perceptron, small batches"),
+    "digits-autoencoder": Embedded(digits_autoencoder, "8 × 8 digits through a code of eight numbers, whole batch"),
+    "diabetes": Embedded(diabetes, "regression on 442 patients, perceptron, whole batch"),
+    "rosenbrock": Embedded(rosenbrock, "the curved valley in two dimensions, least squares", is_double=True),
+    "poisson-pde": Embedded(poisson_pde, "the equation of Poisson on a square, by a network", is_double=True),
+    "mnist-autoencoder": Embedded(
+        mnist_autoencoder, "MNIST through a code of thirty numbers, whole batch", is_fetched=True
+    ),
+    "chars": Embedded(chars, "the next character of Moby-Dick, causal convolutions, small batches", is_fetched=True),
+}
