@@ -62,6 +62,7 @@ HELPERS = {
     "_proximal": {"inner", "problem", "step"},
     "plots": {"_rosenbrock", "_style"},
     "problems": {"_arrays", "_columns", "_parts", "_perceptron", "_sklearn", "data"},
+    "report": {"charts", "text"},
     "_sites": {"compat", "plan", "rules.layout", "uses", "values"},
     "_solve": {"result"},
 }
@@ -125,6 +126,8 @@ ASSEMBLIES = {
         "_overparametrised",
         "_pullback",
     },
+    "report.files": {"page"},
+    "report.page": {"comparison", "geometry"},
     "problems._gallery": {"_chars", "_diabetes", "_digits", "_mnist", "_poisson", "_rosenbrock"},
     "problems.tables": {"_csv"},
 }

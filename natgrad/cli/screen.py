@@ -10,6 +10,25 @@ from natgrad import _text
 from natgrad.comparison.compare import Progress as Advance
 
 
+class Clock:
+    """The time since the start, and about how much is left of the stage. It goes on while nothing else is heard."""
+
+    def __init__(self):
+        self.start = time.perf_counter()
+        self.stage, self.since, self.end = "", self.start, self.start
+
+    def watch(self, advance: Advance) -> None:
+        now = time.perf_counter()
+        if advance.stage != self.stage:
+            self.stage, self.since = advance.stage, now
+        self.end = now + (now - self.since) * (1 - advance.done) / advance.done if advance.done else now
+
+    def __format__(self, form: str) -> str:
+        now = time.perf_counter()
+        left = f", about {_minutes(self.end - now)} left" if self.end > now else ""
+        return format(_minutes(now - self.start) + left, form)
+
+
 class Screen:
     """Bars on the error stream, as long as that is a terminal: one for everything, with the time left, and one for
     every method. They leave nothing behind."""
@@ -24,8 +43,7 @@ class Screen:
         is_shown = show and console.is_terminal
         self._bars = Progress(*columns, console=console, transient=True, disable=not is_shown, refresh_per_second=5)
         self._rows: dict[str, TaskID] = {}
-        self._start = time.perf_counter()
-        self._stage = ("", self._start)
+        self._clock = Clock()
 
     def __enter__(self) -> "Screen":
         self._bars.start()
@@ -35,27 +53,19 @@ class Screen:
         self._bars.stop()
 
     def watch(self, advance: Advance) -> None:
-        if advance.stage != self._stage[0]:
-            self._stage = (advance.stage, time.perf_counter())
-        self._show("", advance.stage, advance.done, self._clock(advance))
-        if advance.outcome is not None:
-            name = advance.outcome.method.name
-            run = advance.outcome.best
-            note = "" if run is None else f"{run.steps:,} steps, loss {_text.number(run.curve[-1].loss)}"
+        self._clock.watch(advance)
+        self._show("", advance.stage, advance.done, self._clock)
+        if advance.outcome is not None and advance.outcome.best is not None:
+            name, run = advance.outcome.method.name, advance.outcome.best
+            note = f"{run.steps:,} steps, loss {_text.number(run.curve[-1].loss)}"
             self._show(name, f"  {name}", advance.done, note)
 
-    def _clock(self, advance: Advance) -> str:
-        now = time.perf_counter()
-        passed = _minutes(now - self._start)
-        if not advance.done:
-            return passed
-        left = (now - self._stage[1]) * (1 - advance.done) / advance.done
-        return f"{passed}, about {_minutes(left)} left"
-
-    def _show(self, key: str, description: str, done: float, note: str) -> None:
+    def _show(self, key: str, description: str, done: float, note: Any) -> None:
         if key not in self._rows:
-            self._rows[key] = self._bars.add_task(description, total=1.0, note=note)
-        self._bars.update(self._rows[key], completed=done, description=description, note=note)
+            self._rows[key] = self._bars.add_task(description, note=note)
+        # Without a total, a bar moves to and fro.
+        total = 1.0 if done else None
+        self._bars.update(self._rows[key], completed=done, total=total, description=description, note=note)
 
 
 def _minutes(seconds: float) -> str:

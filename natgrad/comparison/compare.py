@@ -153,8 +153,9 @@ def _raced(problem: Problem, budget: Budget, outcomes: list[Outcome], seed: int,
     is_done = _in_turns(runs, budget, share, score, lambda done, each: watch(Progress("training", done, each)))
     for outcome in outcomes:
         for _ in range(EXTENSIONS):
-            run = _extended(outcome, problem, seed)
-            if run is None or not is_done:
+            has_time = budget.seconds is None or time.perf_counter() + share < budget.until(STEPPING)
+            run = _extended(outcome, problem, seed) if is_done and has_time else None
+            if run is None:
                 break
             named = f"{outcome.method.name} at {run.tried['learning_rate']:g}"
             told = lambda done, each, named=named: watch(Progress(named, done, each))

@@ -112,7 +112,10 @@ def _tried(run: Run) -> dict[str, Any]:
 
 def _geometry(geometry: Geometry) -> dict[str, Any]:
     return {
-        "points": [point._asdict() | {"condition": point.condition} for point in geometry.points],
+        "points": [
+            point._asdict() | {"condition": point.condition, "damping": damping}
+            for point, damping in zip(geometry.points, geometry.damping, strict=True)
+        ],
         "structure": [_block(row) for row in geometry.structure],
         "approximations": [each._asdict() for each in geometry.approximations],
     }

@@ -159,7 +159,7 @@ class Examination:
             size - count,
             rows < size,
             # Eigenvalues next to the cutoff come and go by rounding.
-            int(nearby.rank) <= 1.05 * count + 1,
+            int(nearby.rank) <= 1.02 * count,
             float(here.cutoff),
             np.maximum(np.asarray(here.spectrum, float), 0.0).tolist(),
         )

@@ -49,7 +49,7 @@ class AbstractMethod(ABC):
 
     @abstractmethod
     def code(self, problem: Problem, tried: Settings) -> str:
-        """How to define `opt` and take a step, for people to copy."""
+        """How to define `opt` and to take `{steps}` steps from `{seed}`, for people to copy."""
 
     def beyond(self, tried: Settings, *, above: bool) -> Settings | None:
         """The settings next to those at an end of the sweep, if that can go on."""
@@ -98,7 +98,8 @@ class Natural(AbstractMethod):
             "state = opt.init(params, problem.batch(0))\n"
             "step = jax.jit(opt.step)\n"
             "for number in range({steps}):\n"
-            "    params, state, info = step(params, state, problem.batch(number), jax.random.key(number))\n"
+            "    key = jax.random.fold_in(jax.random.key({seed}), number)\n"
+            "    params, state, info = step(params, state, problem.batch(number, {seed}), key)\n"
         )
 
     def refusal(self, problem):
@@ -151,7 +152,7 @@ class FirstOrder(AbstractMethod):
             "    updates, state = opt.update(jax.grad(problem.loss)(params, batch), state, params)\n"
             "    return optax.apply_updates(params, updates), state\n\n\n"
             "for number in range({steps}):\n"
-            "    params, state = step(params, state, problem.batch(number))\n"
+            "    params, state = step(params, state, problem.batch(number, {seed}))\n"
         )
 
     def beyond(self, tried, *, above):

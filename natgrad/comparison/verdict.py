@@ -144,7 +144,7 @@ def _recommended(title: str, each: Contender, imported: str) -> Recommendation:
     run, method = each.run, each.outcome.method
     imports = "import jax\n" + ("import natgrad as ng\n" if method.kind == "natural" else "import optax\n")
     steps = each.reached.step if each.reached is not None else run.steps
-    body = method.code(run.problem, run.tried).replace("{steps}", str(max(1, steps)))
+    body = method.code(run.problem, run.tried).replace("{steps}", str(steps)).replace("{seed}", str(run.seed))
     reason = (
         f"{_path(each.reached)} to the target."
         if each.reached is not None

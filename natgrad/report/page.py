@@ -1,0 +1,144 @@
+"""The page: one HTML file with its style, its script and its numbers inside."""
+
+import json
+from importlib import resources
+from string import Template
+from typing import Any
+
+from natgrad.report.charts import angle_chart, loss_chart, metric_chart, spectrum_chart, sweep_chart
+from natgrad.report.comparison import curve_section, method_section, sweep_section
+from natgrad.report.geometry import geometry_section
+from natgrad.report.text import DASH, Html, count, element, escape, join, seconds, section
+
+HOW_TO_READ = (
+    "Seconds are those of the steps alone: compilation and the evaluation of losses and metrics are left out. "
+    "Compilation is paid once a process and has its own column.",
+    "A method reaches the target at the first point of its curve that is at or below it. Curves have a point every few "
+    "steps, so steps and time to the target are rounded up to the next point.",
+    "Times are those of one machine, and of one run with one seed. Differences of a few per cent mean nothing.",
+)
+
+
+def page(report: dict[str, Any]) -> str:
+    """The report as a page that needs no network. All its numbers are finite or `None`."""
+    from plotly.offline import get_plotlyjs
+
+    loss, sweep = loss_chart(report), sweep_chart(report)
+    places = range(len(report["problem"]["metrics"]))
+    metrics = [chart for place in places if (chart := metric_chart(report, place))]
+    geometry = report["geometry"] or {"points": [], "approximations": []}
+    spectrum = spectrum_chart(geometry["points"])
+    angles = angle_chart(geometry["approximations"])
+    charts = [chart for chart in (loss, *metrics, sweep, spectrum, angles) if chart]
+    content = join(
+        [
+            curve_section(report, loss, metrics),
+            method_section(report),
+            sweep_section(report, sweep),
+            geometry_section(report, spectrum, angles),
+            _recommended(report["recommended"]),
+            _environment(report),
+        ]
+    )
+    return Template(_read("page.html")).substitute(
+        title=escape(report["problem"]["name"]),
+        style=_read("page.css"),
+        header=_header(report),
+        content=content,
+        charts=_inline([chart.description for chart in charts]),
+        plotly=get_plotlyjs() if charts else "",
+        script=_read("page.js"),
+    )
+
+
+def _read(name: str) -> str:
+    return resources.files("natgrad.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _inline(value: Any) -> str:
+    """JSON inside a `<script>`, in which nothing can end the script."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _header(report: dict[str, Any]) -> Html:
+    problem = report["problem"]
+    statuses = {
+        "interrupted": "The run was interrupted: what follows is what there was by then.",
+        "out of time": "The run ran out of time: what follows is what there was by then.",
+    }
+    status = statuses.get(report["status"], "")
+    return join(
+        [
+            element("p", f"natgrad {report['settings']['command']}", class_="eyebrow"),
+            element("h1", problem["name"]),
+            element("p", problem["about"], class_="about"),
+            element("dl", join(_fact(name, value) for name, value in _facts(report).items()), class_="facts"),
+            element("p", report["verdict"], class_="verdict"),
+            element("p", join([Html('<span aria-hidden="true">⚠ </span>'), status]), class_="status") if status else "",
+        ]
+    )
+
+
+def _facts(report: dict[str, Any]) -> dict[str, Any]:
+    problem, chosen = report["problem"], report["settings"]
+    return {
+        "Parameters": count(problem["parameters"]),
+        "Examples": count(problem["examples"]),
+        "Held out": count(problem["held_out_examples"]),
+        "Batch": "all" if problem["batch_size"] is None else count(problem["batch_size"]),
+        "Objective": problem["objective"],
+        "Precision": problem["precision"],
+        "Steps": count(chosen["steps"]),
+        "Budget": seconds(chosen["seconds"]),
+        "Seed": chosen["seed"],
+        "Took": seconds(report["seconds"]["total"]),
+        "Compiling": seconds(report["seconds"]["compilation"]),
+    }
+
+
+def _fact(name: str, value: Any) -> Html:
+    return Html() if value in (None, DASH) else element("div", join([element("dt", name), element("dd", value)]))
+
+
+def _recommended(recommended: list[dict[str, Any]]) -> Html:
+    cards = [
+        element(
+            "article",
+            join(
+                [
+                    element("h3", choice["title"]),
+                    element("p", join([element("strong", choice["method"]), ". ", choice["reason"]])),
+                    element("div", join([_code(choice["code"]), _copy_button()]), class_="code"),
+                ]
+            ),
+        )
+        for choice in recommended
+    ]
+    return section("recommended", "Recommended", *cards)
+
+
+def _code(code: str) -> Html:
+    return element("pre", element("code", code), tabindex="0", aria_label="Code", role="region")
+
+
+def _copy_button() -> Html:
+    return element("button", "Copy", type="button", class_="copy", aria_live="polite")
+
+
+def _environment(report: dict[str, Any]) -> Html:
+    names = {"python": "Python", "jax": "JAX", "devices": "Devices", "platform": "Platform", "processors": "Processors"}
+    facts = {"natgrad": report["natgrad"]} | {name: report["environment"][key] for key, name in names.items()}
+    links = [
+        ("report.json", "everything on this page"),
+        ("methods.csv", "one row a method"),
+        ("curves.csv", "one row a point of a curve"),
+    ]
+    files = [element("li", join([element("a", name, href=name), f": {about}"])) for name, about in links]
+    return section(
+        "about",
+        "About these numbers",
+        element("ul", join(element("li", line) for line in HOW_TO_READ)) if report["methods"] else "",
+        element("dl", join(_fact(name, value) for name, value in facts.items()), class_="facts"),
+        element("p", "The numbers are beside this page, for other programs to read:"),
+        element("ul", join(files)),
+    )

@@ -1,0 +1,284 @@
+"""Comparisons: equal budgets, recommended code that does what was measured, and the geometry of dense matrices."""
+
+import itertools
+import math
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import natgrad as ng
+from natgrad.comparison import verdict as judgement
+from natgrad.comparison.compare import Budget, Comparison, Outcome, compare
+from natgrad.comparison.document import document
+from natgrad.comparison.geometry import Examination
+from natgrad.comparison.methods import METHODS, FirstOrder
+from natgrad.comparison.run import Point, Run
+
+pytestmark = pytest.mark.users_defaults
+
+
+def model(params, x):
+    return jnp.tanh(x @ params["in"]) @ params["out"]
+
+
+def classes(batch_size=None, **options) -> ng.Problem:
+    """Three classes of 30 points in the plane, five of which are held out."""
+    x = jax.random.normal(jax.random.key(0), (30, 2))
+    y = jnp.argmax(x @ jax.random.normal(jax.random.key(1), (2, 3)), axis=-1)
+    params = {"in": jax.random.normal(jax.random.key(2), (2, 6)), "out": jax.random.normal(jax.random.key(3), (6, 3))}
+    data, held_out = (x[:25], y[:25]), (x[25:], y[25:])
+    return ng.Problem(model, ng.Categorical(), params, data, batch_size=batch_size, held_out=held_out, **options)
+
+
+def chosen(*names: str) -> list:
+    return [METHODS[name] for name in names]
+
+
+# Problems ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_sees_every_example_once_in_an_order_that_depends_on_the_seed():
+    problem = classes(batch_size=7)
+    for seed, epoch in itertools.product((0, 5), (0, 3)):
+        rows = np.concatenate([problem.rows(3 * epoch + k, seed) for k in range(3)])
+        assert len(set(rows.tolist())) == 21 and rows.max() < 25
+    assert not np.array_equal(problem.rows(0, 0), problem.rows(0, 1))
+    assert not np.array_equal(problem.rows(0, 0), problem.rows(3, 0))
+    x, y = problem.batch(2, seed=4)
+    np.testing.assert_array_equal(y, problem.data[1][problem.rows(2, 4)])
+
+
+def test_scores():
+    problem = classes()
+    score = problem.score(problem.params, problem.shown(), problem.held_out)
+    x, y = problem.held_out
+    z = np.asarray(model(problem.params, x))
+    probabilities = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(score.held_out_loss, -np.log(probabilities[np.arange(5), y]).mean(), rtol=1e-9)
+    np.testing.assert_allclose(score.metrics["accuracy"], (z.argmax(axis=1) == y).mean())
+
+
+def test_minimal_labels_and_residuals_are_judged_too():
+    own = classes()
+    less = lambda params, x: model(params, x)[:, :2] - model(params, x)[:, 2:]
+    minimal = ng.Problem(less, ng.MinimalCategorical(), own.params, own.data)
+    scores = [each.score(each.params, each.data, None) for each in (own, minimal)]
+    np.testing.assert_allclose(scores[0].metrics["accuracy"], scores[1].metrics["accuracy"])
+    np.testing.assert_allclose(scores[0].loss, scores[1].loss, rtol=1e-9)
+    y = jax.random.normal(jax.random.key(9), (25, 3))
+    squares = ng.Problem(model, ng.LeastSquares(), own.params, (own.data[0], y))
+    explained = squares.score(own.params, squares.data, None).metrics["explained variance"]
+    residual = y - model(own.params, own.data[0])
+    np.testing.assert_allclose(explained, 1 - np.square(residual).sum() / np.square(y - y.mean(axis=0)).sum())
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (dict(steps=0), "at least one of `steps`, but got 0"),
+        (dict(batch_size=0), "needs at least one example, but got `batch_size=0`"),
+        (dict(data=(jnp.array([[1.0, jnp.nan]]), jnp.array([0]))), r"`data\[0\]` with 1 of its 2 entries not finite"),
+        (dict(held_out=(jnp.array([[jnp.inf, 1.0]]), jnp.array([0]))), r"`held_out\[0\]` with 1 of its 2 entries"),
+        (dict(params={"in": jnp.ones((2, 6), int)}), "floating-point arrays"),
+        (dict(data=jnp.ones(3)), r"must be `\(x, y\)`"),
+    ],
+)
+def test_problems_that_cannot_work(change, match):
+    own = classes()
+    given = dict(params=own.params, data=own.data) | change
+    with pytest.raises((ValueError, TypeError), match=match):
+        ng.Problem(model, ng.Categorical(), given.pop("params"), given.pop("data"), **given)
+
+
+def test_batches_of_terms_cannot_be_cut():
+    own = classes()
+    terms = ng.Terms(one=ng.Term(model, ng.Categorical()), two=ng.Term(model, ng.Categorical()))
+    with pytest.raises(ValueError, match="cannot cut the batches of `Terms`"):
+        ng.Problem(terms, None, own.params, {"one": own.data, "two": own.data}, batch_size=5)
+
+
+# Geometry ------------------------------------------------------------------------------------------------------------
+
+
+def dense_metric(problem: ng.Problem) -> np.ndarray:
+    return np.asarray(ng.pullback(model, ng.Fisher(ng.Categorical()), problem.params, problem.data[0]).as_matrix())
+
+
+def test_geometry_is_that_of_dense_matrices():
+    problem = classes()
+    examination = Examination(problem, {"K-FAC": ng.KFAC()})
+    examination.look("at the start", 0, problem.params)
+    geometry = examination.geometry()
+    (point,), metric = geometry.points, dense_metric(problem)
+    values = np.linalg.eigvalsh(metric)[::-1]
+    np.testing.assert_allclose(point.spectrum, np.maximum(values, 0), atol=1e-12)
+    assert (point.rank, point.nullity) == (np.sum(values > point.cutoff), 30 - point.rank)
+    # A constant added to all logits changes nothing, and so do six directions of the output weights.
+    assert point.rank == 24 and not point.is_limited_by_examples and point.is_proper
+
+    by_name = {each.structure: each for each in geometry.approximations}
+    assert set(by_name) == {"exact", "gradient", "K-FAC"}
+    damped = metric + geometry.damping[0] * np.eye(30)
+    gradient = jax.grad(problem.loss)(problem.params, problem.data)
+    flat, _ = jax.flatten_util.ravel_pytree(gradient)
+    exact = -np.linalg.solve(damped, flat)
+    cosine = -(exact @ damped @ flat) / np.sqrt((exact @ damped @ exact) * (flat @ damped @ flat))
+    np.testing.assert_allclose(by_name["gradient"].angle, np.degrees(np.arccos(cosine)), rtol=1e-6)
+    np.testing.assert_allclose(by_name["exact"].predicted_decrease, -(exact @ flat) / 2, rtol=1e-6)
+    assert by_name["exact"].angle < 1e-3 and by_name["exact"].norm == pytest.approx(1)
+    # Scaled to its best length, a step is predicted to gain the squared cosine of what the exact one does.
+    for each in geometry.approximations:
+        gain = np.cos(np.radians(each.angle)) ** 2 * by_name["exact"].predicted_decrease
+        np.testing.assert_allclose(each.predicted_decrease, gain, rtol=1e-5)
+    assert {row.path: row.structure for row in geometry.structure} == {
+        "params['in']": "kronecker",
+        "params['out']": "kronecker",
+    }
+
+
+def test_points_that_are_not_proper():
+    problem = ng.Problem(
+        lambda params, x: x * params["a"] * params["b"],
+        ng.LeastSquares(),
+        {"a": jnp.zeros(()), "b": jnp.zeros(())},
+        (jnp.ones((4, 1)), jnp.ones((4, 1))),
+    )
+    examination = Examination(problem, {})
+    examination.look("at the start", 0, problem.params)
+    examination.look("elsewhere", 1, {"a": jnp.ones(()), "b": jnp.ones(())})
+    start, elsewhere = examination.geometry().points
+    assert (start.rank, start.nullity, start.is_proper, start.condition) == (0, 2, False, None)
+    assert (elsewhere.rank, elsewhere.nullity, elsewhere.is_proper) == (1, 1, True)
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    # Runs of hundreds of roundings: only in double precision are they the same once more.
+    with jax.enable_x64(True):
+        return compare(classes(batch_size=10), Budget(20), methods=chosen("kfac", "adam"), seed=3)
+
+
+def test_every_run_has_the_same_budget(comparison):
+    assert comparison.status == "complete"
+    runs = [run for outcome in comparison.outcomes for run in outcome.runs]
+    assert len(runs) >= 6
+    for run in runs:
+        assert run.steps == 20 and run.status == "complete"
+        assert [point.step for point in run.curve] == list(range(21))
+        assert all(a.seconds < b.seconds for a, b in itertools.pairwise(run.curve))
+
+
+def test_recommended_code_does_what_was_measured(comparison):
+    imported = "from own import problem\n"
+    for each in judgement.contenders(comparison, None):
+        written = judgement._recommended("", each, imported).code
+        assert imported in written
+        names = {"problem": comparison.problem}
+        exec(written.replace(imported, ""), names)
+        loss = comparison.problem.loss(names["params"], comparison.problem.data)
+        np.testing.assert_allclose(loss, each.run.curve[-1].loss, rtol=1e-6)
+
+
+def test_an_interruption_leaves_runs_equally_far():
+    def interrupt(progress):
+        if progress.stage == "training" and progress.done > 0.5:
+            raise KeyboardInterrupt
+
+    found = compare(classes(), Budget(50), methods=chosen("adam", "sgd"), watch=interrupt)
+    steps = [run.steps for outcome in found.outcomes for run in outcome.runs]
+    assert found.status == "interrupted" and 20 < min(steps) and max(steps) - min(steps) <= 1
+    report = document(found, command="compare", imported="")
+    assert [each["status"] for each in report["methods"]] == ["interrupted"] * 2
+
+
+def test_seconds_are_shared_and_methods_without_time_are_named():
+    start = time.perf_counter()
+    found = compare(classes(), Budget(None, 3.0, start), methods=chosen("adam"))
+    seconds = [run.seconds for run in found.outcomes[0].runs]
+    assert max(seconds) < 3 and min(run.steps for run in found.outcomes[0].runs) > 0
+    late = compare(classes(), Budget(None, 3.0, start - 2.5), methods=chosen("kfac", "adam"))
+    assert [(each.status, each.note) for each in late.outcomes] == [
+        ("not run", "there was no time left to compile it")
+    ] * 2
+
+
+def test_sweeps_go_on_beyond_their_ends():
+    own = classes()
+    steep = ng.Problem(lambda w, x: 30 * w * x, ng.LeastSquares(), jnp.ones(()), (jnp.ones(5), jnp.zeros(5)))
+    rates = lambda problem, sweep: [
+        run.tried["learning_rate"]
+        for run in compare(problem, Budget(10), methods=[FirstOrder("SGD", optax.sgd, sweep, "")]).outcomes[0].runs
+    ]
+    # The best rate is 1/900.
+    assert rates(steep, (0.01, 0.03)) == pytest.approx([0.0003, 0.001, 0.003, 0.01, 0.03])
+    assert rates(steep, (1e-4, 3e-4)) == pytest.approx([1e-4, 3e-4, 1e-3, 3e-3])
+    assert len(rates(own, (1e-9, 3e-9))) == 6
+
+
+def test_methods_that_are_too_large_are_refused_with_a_reason():
+    wide = ng.Problem(
+        lambda w, x: x @ w, ng.LeastSquares(), jnp.zeros((50, 50)), (jnp.ones((100, 50)), jnp.ones((100, 50)))
+    )
+    assert "2,500 parameters and 5,000 outputs a batch" in METHODS["exact"].refusal(wide)
+    assert METHODS["exact"].refusal(classes()) is None and METHODS["kfac"].refusal(wide) is None
+
+
+# Verdicts ------------------------------------------------------------------------------------------------------------
+
+
+def outcome(name: str, *curves: list[tuple[int, float, float]], status="complete") -> Outcome:
+    """A method whose runs went through these steps, seconds and losses."""
+    method, runs = METHODS[name], []
+    for tried, curve in zip(method.sweep, curves, strict=False):
+        run = Run.__new__(Run)
+        run.tried, run.status, run.problem, run.seed = tried, status, classes(), 0
+        run.curve = [Point(step, seconds, loss, None, {}) for step, seconds, loss in curve]
+        run.steps, run.seconds = curve[-1][:2]
+        runs.append(run)
+    return Outcome(method, None, runs, status, "")
+
+
+def verdict(*outcomes: Outcome) -> str:
+    comparison = Comparison(classes(), Budget(10), 0, list(outcomes), None, "complete", 1.0)
+    return judgement.verdict(comparison, judgement.target_of(comparison))
+
+
+SLOW_ADAM = outcome("adam", [(0, 0.0, 2.0), (50, 1.0, 1.0), (100, 2.0, 0.5)], [(0, 0.0, 2.0), (100, 2.0, 0.9)])
+
+
+@pytest.mark.parametrize(
+    ("natural", "match"),
+    [
+        ([(0, 0.0, 2.0), (10, 1.0, 0.4)], "K-FAC is fastest: .* 0.5 in 10 steps and 1 s, .* Adam at a rate of 0.001, "),
+        ([(0, 0.0, 2.0), (10, 1.0, 0.4)], "took 100 steps and 2 s: 2 times the time"),
+        ([(0, 0.0, 2.0), (10, 2.1, 0.4)], "A draw in time: K-FAC took 10 steps and 2.1 s"),
+        ([(0, 0.0, 2.0), (10, 4.0, 0.4)], "In steps K-FAC is ahead, in time Adam: K-FAC .* in 10 steps and 4 s"),
+        ([(0, 0.0, 2.0), (100, 4.0, 0.4)], "Adam at a rate of 0.001 is ahead: .*; K-FAC reached"),
+        ([(0, 0.0, 2.0), (100, 1.0, 0.7)], "no natural gradient did; K-FAC came closest with 0.7"),
+    ],
+)
+def test_verdicts(natural, match):
+    text = verdict(outcome("kfac", natural), SLOW_ADAM)
+    assert re.search(match, text), text
+
+
+def test_verdicts_without_a_duel():
+    lost = outcome("adam", [(0, 0.0, 2.0), (1, 1.0, math.nan)], status="diverged")
+    assert "No run has a finite loss" in verdict(lost)
+    won = outcome("kfac", [(0, 0.0, 2.0), (10, 1.0, 0.4)])
+    assert verdict(won, lost) == "K-FAC has the lowest loss, 0.4 after 10 steps."
+
+
+def test_the_target_may_be_given():
+    comparison = Comparison(classes(), Budget(10), 0, [SLOW_ADAM], None, "complete", 1.0)
+    target = judgement.target_of(comparison, 1.0)
+    (adam,) = judgement.contenders(comparison, target)
+    assert adam.reached == Point(50, 1.0, 1.0, None, {}) and adam.run is SLOW_ADAM.runs[0]
