@@ -29,6 +29,9 @@ OPTIONAL = {
 }
 
 
+NUM_EXAMPLES, DAMPING = 8, 0.1
+
+
 class Check(NamedTuple):
     """A computation whose answer is known: how far off it is, and how far it may be."""
 
@@ -74,26 +77,33 @@ def doctor(quiet: options.Quiet = False, debug: options.Debug = False) -> None:
 
 
 def checks() -> list[Check]:
-    """Identities on a small network, against dense matrices made by JAX alone."""
-    x = jax.random.normal(jax.random.key(0), (8, 3))
+    """Identities on a small network, against dense matrices made by JAX and NumPy alone."""
+    found = {name: np.asarray(value, float) for name, value in jax.jit(_quantities)().items()}
+    dense = found["jacobian"].T @ found["jacobian"] / NUM_EXAMPLES
+    solved = np.linalg.solve(dense + DAMPING * np.eye(len(dense)), found["gradient"])
+    rounding = 1e3 * float(jnp.finfo(jnp.zeros(()).dtype).eps)
+    return [
+        Check("the metric is that of the Jacobian", _off(found["metric"], dense), rounding),
+        Check("a damped solve", _off(found["solved"], solved), 100 * rounding),
+        Check("Kronecker factors are exact for one example", _off(found["factored"], found["single"]), rounding),
+    ]
+
+
+def _quantities() -> dict[str, jax.Array]:
+    x = jax.random.normal(jax.random.key(0), (NUM_EXAMPLES, 3))
     params = {"w": jax.random.normal(jax.random.key(1), (3, 4)), "b": jnp.zeros(4)}
     model = lambda params, x: jnp.tanh(x @ params["w"] + params["b"])
-    metric = ng.pullback(model, ng.Euclidean(), params, x)
     flat, unflatten = ravel_pytree(params)
-    jacobian = np.asarray(jax.jacobian(lambda flat: model(unflatten(flat), x).reshape(-1))(flat), float)
-    dense = jacobian.T @ jacobian / len(x)
+    metric = ng.pullback(model, ng.Euclidean(), params, x)
     gradient = jax.grad(lambda params: jnp.sum(model(params, x)))(params)
-    covector = np.asarray(ravel_pytree(gradient)[0], float)
-    solved = ravel_pytree(ng.solve(metric, gradient, damping=0.1).value)[0]
-    rounding = 1e3 * float(jnp.finfo(flat.dtype).eps)
-    exact = np.linalg.solve(dense + 0.1 * np.eye(len(dense)), covector)
-    factored = ng.kfac(model, ng.Euclidean(), params, x[:1]).as_matrix()
-    single = ng.pullback(model, ng.Euclidean(), params, x[:1]).as_matrix()
-    return [
-        Check("the metric is that of the Jacobian", _off(metric.as_matrix(), dense), rounding),
-        Check("a damped solve", _off(solved, exact), 100 * rounding),
-        Check("Kronecker factors are exact for one example", _off(factored, single), rounding),
-    ]
+    return {
+        "jacobian": jax.jacobian(lambda flat: model(unflatten(flat), x).reshape(-1))(flat),
+        "gradient": ravel_pytree(gradient)[0],
+        "metric": metric.as_matrix(),
+        "solved": ravel_pytree(ng.solve(metric, gradient, damping=DAMPING).value)[0],
+        "factored": ng.kfac(model, ng.Euclidean(), params, x[:1]).as_matrix(),
+        "single": ng.pullback(model, ng.Euclidean(), params, x[:1]).as_matrix(),
+    }
 
 
 def _off(found: object, expected: object) -> float:

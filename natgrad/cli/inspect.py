@@ -43,13 +43,14 @@ def inspect(
     del debug
     start = time.perf_counter()
     loaded = load(problem, seed, TableOptions(target, hidden, tuple(ignore or ()), task, batch_size))
+    trained = None if checkpoint is None else _trained(checkpoint, loaded.problem)
     with Screen(show=not (quiet or as_json)) as screen:
         screen.watch(Progress("geometry at the start", 0.0))
         examination = Examination(loaded.problem, {each.name: each.structure for each in NATURAL.values()})
         examination.look("at the start", 0, loaded.problem.params)
-        if checkpoint is not None:
+        if trained is not None:
             screen.watch(Progress("geometry of the checkpoint", 0.5))
-            step, params = _trained(checkpoint, loaded.problem)
+            step, params = trained
             examination.look(f"after {step:,} steps" if step else "at the checkpoint", step, params)
     budget, spent = Budget(None, None, start), time.perf_counter() - start
     found = Comparison(loaded.problem, budget, seed, [], examination.geometry(), "complete", spent)

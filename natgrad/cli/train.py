@@ -87,5 +87,7 @@ def _events(out: Path) -> Callable[[dict[str, Any]], None]:
         for name, value in numbers.items():
             if isinstance(value, float):
                 writer.add_scalar(name.replace(" ", "_"), value, line["step"])
+        if "loss" in line:
+            writer.flush()
 
     return write

@@ -58,7 +58,7 @@ class Comparison(NamedTuple):
 
     @property
     def compilation(self) -> float:
-        return sum(outcome.program.seconds for outcome in self.outcomes if outcome.program is not None)
+        return math.fsum(each.program.seconds for each in self.outcomes if each.program is not None)
 
 
 class Progress(NamedTuple):
@@ -127,7 +127,7 @@ def _prepared(
 
 
 def _examined(problem: Problem, budget: Budget, outcomes: list[Outcome], watch: Watch) -> Examination | None:
-    if time.perf_counter() > budget.until(COMPILING):
+    if time.perf_counter() > budget.until(COMPILING) or not any(each.runs for each in outcomes):
         return None
     watch(Progress("geometry at the start", 0.0))
     structures = {each.method.name: each.method.structure for each in outcomes if isinstance(each.method, Natural)}

@@ -107,8 +107,10 @@ class Examination:
                 steps[structure] = found
         for structure, own in steps.items():
             angle, norm, predicted, actual = map(float, self._judge(params, own, exact, damping))
+            # A gradient has no length of its own next to a step.
+            length = math.nan if structure == "gradient" else norm
             note = self.notes.get(structure, "")
-            self.approximations.append(Approximation(name, structure, angle, norm, predicted, actual, note))
+            self.approximations.append(Approximation(name, structure, angle, length, predicted, actual, note))
 
     def geometry(self) -> Geometry:
         return Geometry(self.points, self._structure_report(), self.approximations, self.dampings)

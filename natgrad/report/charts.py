@@ -90,8 +90,8 @@ def spectrum_chart(points: list[dict[str, Any]]) -> Chart | None:
     """Eigenvalues of the metric from the largest to the smallest, one line a point of parameter space."""
     lines, columns = [], []
     for position, point in enumerate(points):
-        # Rounding leaves eigenvalues at or below zero, which a logarithmic axis cannot show.
-        shown = [(k, value) for k, value in enumerate(point["spectrum"], start=1) if value is not None and value > 0]
+        least = point["cutoff"] or 0.0
+        shown = [(k, value) for k, value in enumerate(point["spectrum"], start=1) if (value or 0.0) > least]
         if shown:
             x, y = map(list, zip(*shown, strict=True))
             lines.append(_line("point", position, point["name"], True, {"index": x}) | {"y": {"eigenvalue": y}})
@@ -100,9 +100,6 @@ def spectrum_chart(points: list[dict[str, Any]]) -> Chart | None:
         return None
     description = _chart("spectrum", lines, {"eigenvalue": "Eigenvalue"}, {"index": "Index"})
     description |= {"x_scale": "log", "y_scales": ["log"]}
-    cutoffs = {point["cutoff"] for point in columns if point["cutoff"]}
-    if cutoffs:
-        description["level"] = {"value": max(cutoffs), "name": "cutoff"}
     longest = max(len(point["spectrum"]) for point in columns)
     cell = lambda point, k: number(point["spectrum"][k]) if k < len(point["spectrum"]) else ""
     rows = ([count(k + 1), *(cell(point, k) for point in columns)] for k in range(longest))

@@ -20,7 +20,9 @@ def geometry_section(report: dict[str, Any], spectrum: Chart | None, angles: Cha
         "geometry",
         "Geometry",
         element("ul", join(sentences), class_="points"),
-        spectrum.figure("Eigenvalues of the metric, from the largest to the smallest.") if spectrum else "",
+        spectrum.figure("Eigenvalues of the metric that are not rounding, from the largest to the smallest.")
+        if spectrum
+        else "",
         _approximations(geometry, angles),
         _structure(geometry["structure"]),
     )
@@ -44,8 +46,7 @@ def _rank(point: dict[str, Any], parameters: int | None) -> Html:
             False: " Nearby it is larger: the point is not proper, and some directions of the model are out of reach "
             "from here.",
         }[point["is_proper"]]
-    step = f" (step {count(point['step'])})" if point["step"] is not None else ""
-    return join([name, step, text])
+    return join([name, text])
 
 
 def _approximations(geometry: dict[str, Any], angles: Chart | None) -> Html:
