@@ -25,6 +25,7 @@ BENCHMARKS = (
     "autoencoder",
     "proximal",
     "streams",
+    "compare",
 )
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

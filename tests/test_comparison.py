@@ -259,6 +259,7 @@ SLOW_ADAM = outcome("adam", [(0, 0.0, 2.0), (50, 1.0, 1.0), (100, 2.0, 0.5)], [(
     [
         ([(0, 0.0, 2.0), (10, 1.0, 0.4)], "K-FAC is fastest: .* 0.5 in 10 steps and 1 s, .* Adam at a rate of 0.001, "),
         ([(0, 0.0, 2.0), (10, 1.0, 0.4)], "took 100 steps and 2 s: 2 times the time"),
+        ([(0, 0.0, 2.0), (10, 1.0, 0.4), (20, 2.0, 1e-3)], r"K-FAC went on to 0.001\.$"),
         ([(0, 0.0, 2.0), (10, 2.1, 0.4)], "A draw in time: K-FAC took 10 steps and 2.1 s"),
         ([(0, 0.0, 2.0), (10, 4.0, 0.4)], "In steps K-FAC is ahead, in time Adam: K-FAC .* in 10 steps and 4 s"),
         ([(0, 0.0, 2.0), (100, 4.0, 0.4)], "Adam at a rate of 0.001 is ahead: .*; K-FAC reached"),

@@ -9,6 +9,8 @@ from natgrad.comparison.run import Point, Run
 
 # Times that differ by less than this part are called equal.
 EQUAL = 0.1
+# Below this part of the target, a loss is worth a word.
+FAR = 0.1
 
 
 class Target(NamedTuple):
@@ -79,7 +81,7 @@ def verdict(comparison: Comparison, target: Target | None) -> str:
         text = f"{best.written} has the lowest loss, {_text.number(best.run.lowest)} after {best.run.steps:,} steps."
     else:
         text = _duel(natural, min(others, key=_speed), target)
-    return " ".join(filter(None, [text, _held_out(found)]))
+    return " ".join(filter(None, [text, _beyond(natural, target), _held_out(found)]))
 
 
 def _duel(natural: list[Contender], rival: Contender, target: Target) -> str:
@@ -112,6 +114,14 @@ def _duel(natural: list[Contender], rival: Contender, target: Target) -> str:
     if short.reached.step < theirs.step:
         return f"In steps {short.name} is ahead, in time {rival.name}: {ours}, {standard} in {_path(theirs)}."
     return f"{rival.written} is ahead: it reached a loss of {loss} in {_path(theirs)}; {ours}."
+
+
+def _beyond(natural: list[Contender], target: Target) -> str:
+    """Who went far below the target."""
+    best = min(natural, key=lambda each: each.run.lowest, default=None)
+    if best is None or best.run.lowest > FAR * target.loss:
+        return ""
+    return f"{best.name} went on to {_text.number(best.run.lowest)}."
 
 
 def _held_out(found: list[Contender]) -> str:
