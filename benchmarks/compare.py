@@ -50,7 +50,7 @@ def run(advance: Callable[[float], None]) -> Table:
 
 def measured(case: tuple[str, ...]) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "natgrad.cli", "compare", *case, "--out", folder, "--quiet"]
+        command = [sys.executable, "-m", "natgrad", "compare", *case, "--out", folder, "--quiet"]
         start = time.perf_counter()
         process = subprocess.Popen(command)
         _, status, usage = os.wait4(process.pid, 0)

@@ -33,6 +33,7 @@ LAYERS = [
     ["pde", "vmc", "vi", "glm", "laplace", "policy", "problems"],
     ["plots", "report", "comparison"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
@@ -69,6 +70,7 @@ HELPERS = {
 # ... and an assembly imports its parts, written as {"folder.assembly": {"part", ...}}.
 ASSEMBLIES = {
     "comparison.compare": {"geometry"},
+    "comparison.geometry": {"spectrum"},
     "comparison.document": {"compare", "geometry", "verdict"},
     "comparison.training": {"compare", "geometry"},
     "comparison.verdict": {"compare"},

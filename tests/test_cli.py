@@ -77,7 +77,7 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen:
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    command = [sys.executable, "-m", "natgrad.cli", *arguments]
+    command = [sys.executable, "-m", "natgrad", *arguments]
     return subprocess.Popen(
         command, cwd=folder, env=os.environ | cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -91,7 +91,7 @@ def compare(
         status = _raced(problem, budget, outcomes, seed, watch)
         if examination is not None:
             watch(Progress("geometry after training", 1.0))
-            _examine_best(examination, outcomes)
+            _examine_best(examination, outcomes, budget.until(1.0))
     except KeyboardInterrupt:
         status = "interrupted"
     for run in (run for each in outcomes for run in each.runs if not run.is_over):
@@ -131,17 +131,17 @@ def _examined(problem: Problem, budget: Budget, outcomes: list[Outcome], watch: 
         return None
     watch(Progress("geometry at the start", 0.0))
     structures = {each.method.name: each.method.structure for each in outcomes if isinstance(each.method, Natural)}
-    examination = Examination(problem, structures, budget.until((COMPILING + STEPPING) / 2))
-    examination.look("at the start", 0, problem.params)
+    examination = Examination(problem, structures)
+    examination.look("at the start", 0, problem.params, budget.until((COMPILING + STEPPING) / 2))
     return examination
 
 
-def _examine_best(examination: Examination, outcomes: list[Outcome]) -> None:
+def _examine_best(examination: Examination, outcomes: list[Outcome], deadline: float) -> None:
     runs = [run for each in outcomes for run in each.runs if math.isfinite(run.lowest)]
     best = min(runs, key=lambda run: run.lowest, default=None)
     if best is not None and best.steps:
         name = f"after {best.steps:,} steps of {best.program.method.name}"
-        examination.look(name, best.steps, best.params)
+        examination.look(name, best.steps, best.params, deadline)
 
 
 def _raced(problem: Problem, budget: Budget, outcomes: list[Outcome], seed: int, watch: Watch) -> str:

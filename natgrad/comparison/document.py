@@ -153,6 +153,6 @@ def _summary(comparison: Comparison) -> str:
         point = geometry.points[-1]
         sentences.append(
             f"The metric has rank {point.rank:,} for {comparison.problem.num_params:,} parameters on "
-            f"{point.examples:,} examples."
+            f"{point.examples:,} example{'s' if point.examples > 1 else ''}."
         )
     return " ".join(sentences)

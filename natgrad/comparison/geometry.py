@@ -13,45 +13,25 @@ from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._blocks.report import BlockReport
-from natgrad._manifold.rank import Rank, rank
-from natgrad._metric.base import AbstractMetric
 from natgrad._optimiser.damping.constant import ConstantDamping
-from natgrad._optimiser.evaluation import Evaluation, evaluate, loss_and_gradient, loss_at
+from natgrad._optimiser.evaluation import loss_and_gradient
 from natgrad._optimiser.natural_gradient import NaturalGradient
-from natgrad._optimiser.problem import Bound, batches_of
 from natgrad._optimiser.step.constant import ConstantStep
-from natgrad._optimiser.structure.exact import Exact, metric_of
+from natgrad._optimiser.structure.exact import Exact
 from natgrad._problem import Problem
+from natgrad._solve.auto import DENSE
+from natgrad._solve.cg import CG
 from natgrad._types import Scalar
 from natgrad.comparison.methods import num_outputs, with_warnings
 from natgrad.comparison.run import OutOfTime, compiled_by
+from natgrad.comparison.spectrum import Spectrometer, SpectrumAt, bounds, evaluation, num_examples, thinned
 
-# The largest matrix whose eigenvalues are computed.
-LARGEST = 1200
-# How far from a point, relative to its length, to look for a larger rank.
-NEARBY = 1e-2
+# The fewest examples on which steps are compared.
+FEWEST = 64
 # Damping in units of the mean eigenvalue of the metric.
 DAMPINGS = 10.0 ** np.arange(-1, 7)
-
-
-class SpectrumAt(NamedTuple):
-    """The spectrum of the metric of some examples at a point. It is proper if the rank nearby is not larger. Limited by
-    examples, the metric of all data may have a larger rank."""
-
-    name: str
-    step: int
-    examples: int
-    rank: int
-    nullity: int
-    is_limited_by_examples: bool
-    is_proper: bool
-    cutoff: float
-    spectrum: list[float]
-
-    @property
-    def condition(self) -> float | None:
-        """The largest eigenvalue over the smallest that counts."""
-        return self.spectrum[0] / self.spectrum[self.rank - 1] if self.rank else None
+# For exact steps where neither parameters nor outputs are few.
+TRUNCATED = CG(rtol=1e-3, max_steps=100)
 
 
 class Approximation(NamedTuple):
@@ -69,6 +49,8 @@ class Approximation(NamedTuple):
 
 
 class Geometry(NamedTuple):
+    """What was found at some points: spectra, what every parameter's block is, steps, and how they were damped."""
+
     points: list[SpectrumAt]
     structure: list[BlockReport]
     approximations: list[Approximation]
@@ -78,35 +60,39 @@ class Geometry(NamedTuple):
 class Examination:
     """Looks at a problem's geometry on a sample of its data. Compiled at the first look, as long as there is time."""
 
-    def __init__(self, problem: Problem, structures: Mapping[str, Any], deadline: float = math.inf):
-        self.problem, self.deadline = problem, deadline
-        self.sample = sample_of(problem)
-        self.structures = {"exact": Exact()} | {name: own for name, own in structures.items() if name != "exact"}
+    def __init__(self, problem: Problem, structures: Mapping[str, Any]):
+        self.problem, self._spectrometer = problem, Spectrometer(problem)
+        sample = self._spectrometer.sample
+        is_enough = num_examples(problem, sample) >= FEWEST
+        self.batch = sample if is_enough else thinned(problem, FEWEST)
+        rows = num_examples(problem, self.batch) * num_outputs(problem)
+        is_small = min(rows, problem.num_params) <= DENSE
+        others = {name: own for name, own in structures.items() if name != "exact"}
+        self.structures = {"exact": Exact() if is_small else Exact(solver=TRUNCATED)} | others
+        self.notes = {} if is_small else {"exact": f"By at most {TRUNCATED.max_steps} conjugate gradients."}
         self.points: list[SpectrumAt] = []
         self.approximations: list[Approximation] = []
         self.dampings: list[float] = []
-        self.notes: dict[str, str] = {}
         self._steps: dict[str, Callable] = {}
-        self._spectrum = jax.jit(lambda params, sample: rank(self._metric(params, sample)))
+        self._failures: dict[str, str] = {}
         self._descent = jax.jit(jax.grad(problem.loss))
         self._judge = jax.jit(self._judged)
 
-    def look(self, name: str, step: int, params: PyTree) -> None:
-        """Examine one more point."""
-        point = self._spectrum_at(name, step, params)
+    def look(self, name: str, step: int, params: PyTree, deadline: float = math.inf) -> None:
+        """Examine one more point. What is not there at the deadline is left out."""
+        point = self._spectrometer.at(name, step, params)
         self.points.append(point)
-        mean = sum(point.spectrum) / self.problem.num_params
-        damping, exact = self._trusted(params, mean)
+        damping, exact = self._trusted(params, sum(point.spectrum) / self.problem.num_params, deadline)
         self.dampings.append(damping)
         if exact is None:
             return
-        steps = {"exact": exact, "gradient": self._gradient(params)}
+        steps = {"exact": exact, "gradient": jax.tree.map(jnp.negative, self._descent(params, self.batch))}
         for structure in self.structures:
-            found = exact if structure == "exact" else self._step(structure, params, damping)
+            found = exact if structure == "exact" else self._step(structure, params, damping, deadline)
             if found is not None:
                 steps[structure] = found
         for structure, own in steps.items():
-            angle, norm, predicted, actual = map(float, self._judge(params, own, exact, damping))
+            angle, norm, predicted, actual = map(float, self._judge(params, own, exact, damping, self.batch))
             # A gradient has no length of its own next to a step.
             length = math.nan if structure == "gradient" else norm
             note = self.notes.get(structure, "")
@@ -115,73 +101,37 @@ class Examination:
     def geometry(self) -> Geometry:
         return Geometry(self.points, self._structure_report(), self.approximations, self.dampings)
 
-    def _trusted(self, params: PyTree, mean: float) -> tuple[float, PyTree | None]:
+    def _trusted(self, params: PyTree, mean: float, deadline: float) -> tuple[float, PyTree | None]:
         """The least damping with which the exact step lowers the loss by half of what is predicted, and that step."""
         damping, exact = mean, None
         for factor in DAMPINGS if mean > 0 else ():
+            if exact is not None and time.perf_counter() > deadline:
+                break
             damping = float(factor * mean)
-            exact = self._step("exact", params, damping)
+            exact = self._step("exact", params, damping, deadline)
             if exact is None:
                 break
-            *_, predicted, actual = map(float, self._judge(params, exact, exact, damping))
+            *_, predicted, actual = map(float, self._judge(params, exact, exact, damping, self.batch))
             if actual > predicted / 2 > 0:
                 break
         return damping, exact
 
-    # Parts -----------------------------------------------------------------------------------------------
-
-    def _bounds(self, sample: Any) -> list[Bound]:
-        return [Bound(term, term.model, own) for term, own in batches_of(self.problem.terms, sample)]
-
-    def _evaluation(self, params: PyTree, sample: Any) -> Evaluation:
-        return evaluate(self._bounds(sample), params, 1.0, jnp.array(0), False)
-
-    def _metric(self, params: PyTree, sample: Any) -> AbstractMetric:
-        return metric_of(self._evaluation(params, sample).parts)
-
-    def _ranks(self, params: PyTree) -> tuple[Rank, Rank]:
-        """At the point and nearby, in double precision if the model can: in single, small eigenvalues are rounding."""
-        try:
-            with jax.enable_x64(True):
-                double, sample = as_double(params), as_double(self.sample)
-                return self._spectrum(double, sample), self._spectrum(moved(double, NEARBY), sample)
-        except (TypeError, ValueError):
-            return self._spectrum(params, self.sample), self._spectrum(moved(params, NEARBY), self.sample)
-
-    def _spectrum_at(self, name: str, step: int, params: PyTree) -> SpectrumAt:
-        here, nearby = self._ranks(params)
-        count, size = int(here.rank), self.problem.num_params
-        examples = sum(bound.batch.size for bound in self._bounds(self.sample))
-        rows = here.spectrum.size
-        return SpectrumAt(
-            name,
-            step,
-            examples,
-            count,
-            size - count,
-            rows < size,
-            # Eigenvalues next to the cutoff come and go by rounding.
-            int(nearby.rank) <= 1.02 * count,
-            float(here.cutoff),
-            np.maximum(np.asarray(here.spectrum, float), 0.0).tolist(),
-        )
-
-    def _step(self, name: str, params: PyTree, damping: float) -> PyTree | None:
-        """A whole step with some structure, as the optimiser takes it."""
-        if name in self.notes and name not in self._steps:
+    def _step(self, name: str, params: PyTree, damping: float, deadline: float) -> PyTree | None:
+        """A whole step with some structure, as the optimiser takes it; or nothing, if it cannot be compiled."""
+        if name in self._failures:
             return None
         try:
             if name not in self._steps:
-                self._steps[name] = self._compiled_step(name, params)
+                self._steps[name] = self._compiled_step(self.structures[name], params, deadline)
         except (OutOfTime, ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-            self.notes[name] = str(error)
+            self._failures[name] = str(error)
             return None
         return self._steps[name](params, np.asarray(damping, float))
 
-    def _compiled_step(self, name: str, params: PyTree) -> Callable:
-        if time.perf_counter() > self.deadline:
+    def _compiled_step(self, structure: Any, params: PyTree, deadline: float) -> Callable:
+        if time.perf_counter() > deadline:
             raise OutOfTime("there was no time left to compile it")
-        problem, structure = self.problem, self.structures[name]
+        problem, batch = self.problem, self.batch
 
         def optimiser(damping: Any) -> NaturalGradient:
             whole = ConstantStep(1.0)
@@ -189,77 +139,37 @@ class Examination:
                 problem.model, problem.objective, structure, ConstantDamping(damping), whole, check=False
             )
 
-        state, _ = with_warnings(lambda: optimiser(1.0).init(params, self.sample))
+        state, _ = with_warnings(lambda: optimiser(1.0).init(params, batch))
 
         def step(params, state, batch, damping):
             after, _, _ = optimiser(damping).step(params, state, batch)
             return jax.tree.map(jnp.subtract, after, params)
 
-        call = compiled_by(self.deadline, jax.jit(step), params, state, self.sample, np.asarray(1.0, float))
-        return lambda params, damping: call(params, state, self.sample, damping)
+        call = compiled_by(deadline, jax.jit(step), params, state, batch, np.asarray(1.0, float))
+        return lambda params, damping: call(params, state, batch, damping)
 
-    def _gradient(self, params: PyTree) -> PyTree:
-        """The step that a metric of one everywhere would make."""
-        return jax.tree.map(jnp.negative, self._descent(params, self.sample))
-
-    def _judged(self, params: PyTree, step: PyTree, exact: PyTree, damping: Scalar) -> tuple[Scalar, ...]:
-        evaluation = self._evaluation(params, self.sample)
+    def _judged(self, params: PyTree, step: PyTree, exact: PyTree, damping: Scalar, batch: Any) -> tuple[Scalar, ...]:
+        at = evaluation(self.problem, params, batch)
         _, unflatten = _tree.flatten(params)
         vectors = [_tree.flatten(tree)[0] for tree in (step, exact)]
-        metric = evaluation.inner_products(vectors, unflatten)
         plain = jnp.stack([jnp.stack([u @ v for v in vectors]) for u in vectors])
-        products = metric + damping * plain
+        products = at.inner_products(vectors, unflatten) + damping * plain
         norms = jnp.sqrt(jnp.diagonal(products))
         cosine = products[0, 1] / (norms[0] * norms[1])
-        loss, gradient = loss_and_gradient(self._bounds(self.sample), evaluation, params, 1)
+        loss, gradient = loss_and_gradient(bounds(self.problem, batch), at, params, 1)
         slope = -(gradient @ vectors[0])
         best = jnp.where(products[0, 0] > 0, slope / products[0, 0], 0.0)
-        after = loss_at(
-            self._bounds(self.sample), jax.tree.map(lambda w, v: w + best.astype(w.dtype) * v, params, step)
-        )
-        predicted = slope * best / 2
-        return jnp.degrees(jnp.arccos(jnp.clip(cosine, -1, 1))), norms[0] / norms[1], predicted, loss - after
+        after = self.problem.loss(jax.tree.map(lambda w, v: w + best.astype(w.dtype) * v, params, step), batch)
+        angle = jnp.degrees(jnp.arccos(jnp.clip(cosine, -1, 1)))
+        return angle, norms[0] / norms[1], slope * best / 2, loss - after
 
     def _structure_report(self) -> list[BlockReport]:
         """What K-FAC, or else another structure, made of every parameter."""
         for structure in self.structures.values():
             opt = NaturalGradient(self.problem.model, self.problem.objective, structure, check=False)
             try:
-                state, _ = with_warnings(functools.partial(opt.init, self.problem.params, self.sample))
+                state, _ = with_warnings(functools.partial(opt.init, self.problem.params, self.batch))
                 return list(opt.report(state).rows)
             except (ValueError, TypeError, NotImplementedError):
                 continue
         return []
-
-
-def sample_of(problem: Problem) -> Any:
-    """Few enough examples, evenly spaced, for the metric's eigenvalues to be computed."""
-    if problem.num_params <= LARGEST:
-        return problem.shown()
-    kept = max(1, LARGEST // num_outputs(problem))
-    if kept >= problem.num_examples:
-        return problem.data
-
-    def thinned(data: Any) -> Any:
-        if data[0] is None:
-            return data
-        size = len(jax.tree.leaves(data[0])[0])
-        rows = np.linspace(0, size - 1, max(1, kept * size // problem.num_examples)).astype(np.int32)
-        return Problem.taken(data, rows)
-
-    if None in problem.terms:
-        return thinned(problem.data)
-    return {name: thinned(own) for name, own in problem.data.items()}
-
-
-def as_double(tree: PyTree) -> PyTree:
-    wide = lambda leaf: leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf
-    return jax.tree.map(lambda leaf: jnp.asarray(wide(np.asarray(leaf))), tree)
-
-
-def moved(params: PyTree, distance: float) -> PyTree:
-    """Parameters a little away in a random direction."""
-    flat, unflatten = _tree.flatten(params)
-    noise = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
-    length = distance * jnp.maximum(jnp.linalg.norm(flat), 1e-3) / jnp.linalg.norm(noise)
-    return unflatten(flat + length.astype(flat.dtype) * noise)

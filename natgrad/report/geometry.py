@@ -32,7 +32,8 @@ def _rank(point: dict[str, Any], parameters: int | None) -> Html:
     name = element("strong", capitalised(point["name"]))
     if point["rank"] is None:
         return join([name, ": the rank is not known."])
-    examples = f" on {count(point['examples'])} examples" if point["examples"] else ""
+    plural = "" if point["examples"] == 1 else "s"
+    examples = f" on {count(point['examples'])} example{plural}" if point["examples"] else ""
     text = f": rank {count(point['rank'])} of {count(parameters)} parameters{examples}."
     if point["nullity"]:
         text += f" To first order, {count(point['nullity'])} directions of the parameters leave the outputs alone."
