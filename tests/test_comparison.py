@@ -283,3 +283,10 @@ def test_the_target_may_be_given():
     target = judgement.target_of(comparison, 1.0)
     (adam,) = judgement.contenders(comparison, target)
     assert adam.reached == Point(50, 1.0, 1.0, None, {}) and adam.run is SLOW_ADAM.runs[0]
+
+
+def test_the_end_of_a_sweep_is_told():
+    inside = outcome("sgd", *([(0, 0.0, 2.0), (9, 1.0, loss)] for loss in (1.0, 0.5, 1.0)))
+    comparison = Comparison(classes(), Budget(10), 0, [SLOW_ADAM, inside], None, "complete", 1.0)
+    notes = [each["note"] for each in document(comparison, command="compare", imported="")["methods"]]
+    assert notes == ["Its best rate, 0.001, is the smallest tried; a smaller one may be better.", ""]

@@ -94,9 +94,10 @@ def _method(outcome: Outcome, chosen: Run | None, goal: Target | None) -> dict[s
 
 def _edge(outcome: Outcome, run: Run | None) -> str:
     """A warning if the best setting is at an end of the sweep: a better one may lie beyond."""
-    if len(outcome.runs) < 2 or run not in (outcome.runs[0], outcome.runs[-1]):
+    if run is None or len(outcome.runs) < 2 or run not in (outcome.runs[0], outcome.runs[-1]):
         return ""
-    return "Its best rate is at the end of the sweep: one beyond may be better."
+    tried, other = ("smallest", "smaller") if run is outcome.runs[0] else ("largest", "larger")
+    return f"Its best rate, {run.tried['learning_rate']:g}, is the {tried} tried; a {other} one may be better."
 
 
 def _tried(run: Run) -> dict[str, Any]:

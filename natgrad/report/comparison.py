@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from natgrad.report.charts import Chart, rated_runs
+from natgrad.report.charts import Chart
 from natgrad.report.text import Html, capitalised, count, element, join, number, seconds, section, settings, table
 
 # A metric with another name has no best value, since nothing says which way it improves.
-HIGHER_IS_BETTER = {"accuracy", "auc", "elbo", "f1", "precision", "r2", "recall"}
-LOWER_IS_BETTER = {"error", "mae", "mse", "nll", "perplexity", "relative error", "relative_error", "rmse"}
+HIGHER_IS_BETTER = {"accuracy", "auc", "elbo", "explained variance", "f1", "precision", "r2", "recall"}
+LOWER_IS_BETTER = {"error", "mae", "mse", "nll", "perplexity", "relative error", "rmse", "root mean squared error"}
 
 
 class Column(NamedTuple):
@@ -66,17 +66,15 @@ def method_section(report: dict[str, Any]) -> Html:
     return section("methods", "Methods", content, legend if any(best) else "")
 
 
-def sweep_section(report: dict[str, Any], chart: Chart | None) -> Html:
-    """Lowest loss against the learning rate, and a word on sweeps whose best rate is their first or last."""
+def sweep_section(chart: Chart | None) -> Html:
+    """Lowest loss against the learning rate."""
     if chart is None:
         return Html()
-    lines = [element("li", line) for line in map(_end_of_sweep, report["methods"]) if line]
     return section(
         "rates",
         "Learning rates",
         element("p", "Each first-order method is run with several learning rates, and the best one is compared above."),
         chart.figure("Lowest loss against the learning rate. A hollow mark is a run that did not complete."),
-        element("ul", join(lines), class_="warnings"),
     )
 
 
@@ -117,19 +115,6 @@ def _title(method: dict[str, Any]) -> Html:
 def _status(method: dict[str, Any]) -> Html:
     sign = "" if method["status"] == "complete" else Html('<span aria-hidden="true">⚠ </span>')
     return join([sign, method["status"]])
-
-
-def _end_of_sweep(method: dict[str, Any]) -> str:
-    """A sentence, if the best learning rate is the first or the last of several."""
-    runs = rated_runs(method)
-    known = [(run["lowest_loss"], rate) for rate, run in runs if run["lowest_loss"] is not None]
-    if len(known) < 2:
-        return ""
-    best = min(known)[1]
-    if best not in (runs[0][0], runs[-1][0]):
-        return ""
-    tried, other = ("smallest", "smaller") if best == runs[0][0] else ("largest", "larger")
-    return f"The best rate of {method['name']}, {number(best)}, is the {tried} tried; a {other} one may be better."
 
 
 def _buttons(name: str, label: str, choices: dict[str, str]) -> Html:

@@ -34,7 +34,7 @@ def page(report: dict[str, Any]) -> str:
         [
             curve_section(report, loss, metrics),
             method_section(report),
-            sweep_section(report, sweep),
+            sweep_section(sweep),
             geometry_section(report, spectrum, angles),
             _recommended(report["recommended"]),
             _environment(report),
