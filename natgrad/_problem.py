@@ -26,7 +26,7 @@ class Score(NamedTuple):
 
     loss: Scalar
     held_out_loss: Scalar | None
-    metrics: dict[str, Scalar]
+    metrics: dict[str, Any]
 
 
 class Problem:
@@ -53,22 +53,23 @@ class Problem:
         params: PyTree,
         data: Any,
         *,
-        batch_size: int | None = None,
+        batch_size: Any = None,
         held_out: Any = None,
         metrics: Mapping[str, Callable] | None = None,
-        steps: int = 500,
+        steps: Any = 500,
         name: str = "problem",
         about: str = "",
     ):
-        self.model, self.objective, self.params = model, objective, params
+        self.model, self.objective = model, objective
         self.terms = as_terms(model, objective)
-        self.data, self.held_out = data, held_out
         self.steps, self.name, self.about = steps, name, about
+        _check_whole(steps=steps, batch_size=batch_size)
         check_params(params, "`Problem`")
         self.num_examples = sum(batch.size for _, batch in batches_of(self.terms, data))
+        self.params, self.data, self.held_out = jax.tree.map(jnp.asarray, (params, data, held_out))
         self.batch_size = None if batch_size is None or batch_size >= self.num_examples else batch_size
-        self._check()
         self.metrics = dict(self._default_metrics() if metrics is None else metrics)
+        self._check()
 
     @property
     def num_params(self) -> int:
@@ -83,8 +84,9 @@ class Problem:
         return 1 if self.batch_size is None else self.num_examples // self.batch_size
 
     def rows(self, step: int, seed: int = 0) -> np.ndarray | None:
-        """Which examples a step sees: each of them once an epoch, in an order that depends on the seed; `None` for all
-        of them. The same for every step of a number, so that a run can go on where it stopped."""
+        """Which examples a step sees, `None` for all of them: none of them twice an epoch, in an order that depends on
+        the seed. Those that are too few for one more batch wait for the next epoch. The same for every step of a
+        number, so that a run can go on where it stopped."""
         if self.batch_size is None:
             return None
         epoch, place = divmod(step, self.batches_an_epoch)
@@ -116,7 +118,7 @@ class Problem:
         judged = shown if held_out is None else held_out
         return Score(loss, held_out_loss, self._measured(params, judged))
 
-    def _measured(self, params: PyTree, data: Any) -> dict[str, Scalar]:
+    def _measured(self, params: PyTree, data: Any) -> dict[str, Any]:
         if not self.metrics or None not in self.terms:
             return {}
         ((term, batch),) = batches_of(self.terms, data)
@@ -130,16 +132,17 @@ class Problem:
             minimal = isinstance(objective.family, MinimalCategorical)
             return {"accuracy": minimal_accuracy if minimal else accuracy}
         ((_, batch), *_) = batches_of(self.terms, self.data)
-        if isinstance(objective, LeastSquares) and batch.x is not None and batch.y is not None:
+        is_array = hasattr(batch.y, "shape")
+        if isinstance(objective, LeastSquares) and batch.x is not None and is_array:
             return {"explained variance": explained_variance}
         return {}
 
     def _check(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"`Problem` needs at least one of `steps`, but got {self.steps}.")
-        if self.batch_size is not None and (isinstance(self.model, Terms) or self.batch_size < 1):
-            what = "cannot cut the batches of `Terms`" if self.batch_size > 0 else "needs at least one example"
-            raise ValueError(f"`Problem` {what}, but got `batch_size={self.batch_size}`. Leave it out to take all.")
+        if self.batch_size is not None and isinstance(self.model, Terms):
+            raise ValueError(
+                f"`Problem` cannot cut the batches of `Terms`, but got `batch_size={self.batch_size}`. Leave it out to "
+                "take all."
+            )
         named = {"params": self.params, "data": self.data, "held_out": self.held_out}
         for name, tree in named.items():
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -150,9 +153,20 @@ class Problem:
                         f"`Problem` got `{where}` with {count} of its {own.size} entries not finite. Remove or replace "
                         "NaN and infinities first: a loss over them has no meaning."
                     )
-        for data in (self.data, self.held_out):
-            if data is not None:
-                jax.eval_shape(self.loss, self.params, data)
+        score = jax.eval_shape(self.score, self.params, self.data, self.held_out)
+        for name, value in score.metrics.items():
+            if value.shape:
+                raise ValueError(
+                    f"`Problem`: the metric `{name}` must be one number for all examples together, but has shape "
+                    f"{value.shape}. Take a mean."
+                )
+
+
+def _check_whole(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_whole and value > 0):
+            raise ValueError(f"`Problem` needs a whole number above 0 for `{name}`, but got {value!r}.")
 
 
 @functools.lru_cache(maxsize=2)
@@ -172,14 +186,5 @@ def minimal_accuracy(z: Any, y: Any) -> Scalar:
 
 def explained_variance(z: Any, y: Any) -> Scalar:
     """One minus the mean squared residual over the variance of the targets."""
-    y = jnp.asarray(y).astype(z.dtype)
+    y = jnp.asarray(y).astype(z.dtype).reshape(z.shape)
     return 1 - jnp.sum((z - y) ** 2) / jnp.sum((y - jnp.mean(y, axis=0, keepdims=True)) ** 2)
-
-
-def as_problem(given: Any, where: str) -> Problem:
-    if not isinstance(given, Problem):
-        raise TypeError(
-            f"{where} gave `{type(given).__name__}`, but the command line needs `ng.Problem(model, objective, params, "
-            "data)`. `natgrad new` writes one to start from."
-        )
-    return given

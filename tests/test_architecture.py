@@ -41,7 +41,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 HELPERS = {
     "_blocks": {"paths", "uses"},
     "cli": {"ending", "failure", "loading", "options", "screen"},
-    "comparison": {"methods", "run"},
+    "comparison": {"folder", "methods", "run"},
     "_family": {"conjugate", "counts", "special", "symmetric"},
     "_geometry": {"autodiff"},
     "_metric": {"linearise", "output", "samples"},

@@ -109,7 +109,7 @@ def test_compare_writes_a_report_and_says_where(folder):
     for each in report["methods"]:
         assert each["curve"][-1]["step"] == 10
         assert each["final_loss"] == each["curve"][-1]["loss"] < each["curve"][0]["loss"]
-    assert "from mine import problem" in report["recommended"][0]["code"]
+    assert "runpy.run_path('mine.py')['problem'](seed=4)" in report["recommended"][0]["code"]
     names = {each["structure"] for each in report["geometry"]["approximations"]}
     assert names == {"exact", "gradient", "K-FAC"}
 
@@ -229,7 +229,19 @@ def test_runs_are_not_mixed_up(folder):
     again = run(*arguments)
     assert again.exit_code == 1 and "holds a run already" in again.stderr and "--resume" in again.stderr
     other = run(*arguments, "--resume", "--structure", "diagonal")
-    assert other.exit_code == 1 and "structure kfac, not diagonal" in other.stderr
+    assert other.exit_code == 1 and "was begun with another structure" in other.stderr
+    for change, match in (
+        (("(30, 2)", "(31, 2)"), "other data or initial parameters"),
+        (("jnp.tanh", "jnp.sin"), "another model or objective"),
+        (("batch_size=10", "batch_size=5"), "another size of batches"),
+    ):
+        (folder / "mine.py").write_text(PROBLEM.replace(*change))
+        other = run(*arguments, "--resume")
+        assert other.exit_code == 1 and match in other.stderr
+    (folder / "mine.py").write_text("# The same.\n" + PROBLEM)
+    assert run(*arguments, "--resume").exit_code == 0
+    assert run(*arguments[:2], "--steps", "4", *arguments[4:], "--resume").exit_code == 0
+    assert len((folder / "run" / "log.jsonl").read_text().splitlines()) == 5
 
 
 # Mistakes ------------------------------------------------------------------------------------------------------------
@@ -241,7 +253,10 @@ def test_runs_are_not_mixed_up(folder):
         ("compare digit", 1, "no problem `digit`. Did you mean `digits`?"),
         ("compare no.py:problem", 1, "no file `no.py`. `natgrad new no.py`"),
         ("compare mine.py:other", 1, "has no `other`. It has model, problem"),
-        ("compare mine.py:model", 1, "missing 2 required positional arguments"),
+        ("compare mine.py:model", 1, "`mine.py:model` needs the arguments params, x, but can only be given `seed`"),
+        ("compare mine.py:problem --hidden 3", 1, "`--hidden` is for data files"),
+        ("compare digits --batch-size 3", 1, "`--batch-size` is for data files"),
+        ("compare mine.py:problem --out mine.py", 1, "cannot be written to `mine.py`"),
         ("compare mine.py:problem --methods kfac,adamm", 2, "no method `adamm`"),
         ("compare mine.py:problem --steps 0", 2, "1"),
         ("train mine.py:problem --structure dense", 2, "no structure `dense`"),
@@ -283,6 +298,18 @@ def test_a_problem_that_is_none(folder):
     (folder / "mine.py").write_text("def problem():\n    return 3\n")
     result = run("compare", "mine.py")
     assert result.exit_code == 1 and "gave `int`, but the command line needs `ng.Problem(" in result.stderr
+
+
+def test_a_loss_that_is_not_finite_at_the_start(folder):
+    (folder / "mine.py").write_text(PROBLEM.replace('params["out"]\n', 'params["out"] + jnp.log(-1.0)\n'))
+    result = run("compare", "mine.py:problem", "--methods", "adam", "--steps", "1")
+    assert result.exit_code == 1 and "The loss at the initial parameters is nan" in result.stderr
+
+
+def test_files_and_metrics_may_have_any_name(folder):
+    (folder / "types.py").write_text(PROBLEM.replace("steps=20", "metrics={'[/loss]': lambda z, y: z.mean()}"))
+    result = run("compare", "types.py:problem", "--methods", "adam", "--steps", "1", "--out", "found")
+    assert result.exit_code == 0 and "[/loss]" in result.stdout, result.output
 
 
 def test_a_comparison_of_which_nothing_runs_fails(folder):

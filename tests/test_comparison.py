@@ -75,13 +75,16 @@ def test_minimal_labels_and_residuals_are_judged_too():
     explained = squares.score(own.params, squares.data, None).metrics["explained variance"]
     residual = y - model(own.params, own.data[0])
     np.testing.assert_allclose(explained, 1 - np.square(residual).sum() / np.square(y - y.mean(axis=0)).sum())
+    line = ng.Problem(lambda w, x: x @ w, ng.LeastSquares(), jnp.ones((2, 1)), (own.data[0], own.data[0].sum(axis=1)))
+    assert line.score(line.params, line.data, None).metrics["explained variance"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (dict(steps=0), "at least one of `steps`, but got 0"),
-        (dict(batch_size=0), "needs at least one example, but got `batch_size=0`"),
+        (dict(steps=0), "a whole number above 0 for `steps`, but got 0"),
+        (dict(metrics={"each": lambda z, y: z[:, 0]}), r"the metric `each` must be one number .* has shape \(25,\)"),
+        (dict(batch_size=5.0), "a whole number above 0 for `batch_size`, but got 5.0"),
         (dict(data=(jnp.array([[1.0, jnp.nan]]), jnp.array([0]))), r"`data\[0\]` with 1 of its 2 entries not finite"),
         (dict(held_out=(jnp.array([[jnp.inf, 1.0]]), jnp.array([0]))), r"`held_out\[0\]` with 1 of its 2 entries"),
         (dict(params={"in": jnp.ones((2, 6), int)}), "floating-point arrays"),
@@ -206,7 +209,7 @@ def test_seconds_are_shared_and_methods_without_time_are_named():
     assert max(seconds) < 3 and min(run.steps for run in found.outcomes[0].runs) > 0
     late = compare(classes(), Budget(None, 3.0, start - 2.5), methods=chosen("kfac", "adam"))
     assert [(each.status, each.note) for each in late.outcomes] == [
-        ("not run", "there was no time left to compile it")
+        ("not run", "There was no time left to compile it.")
     ] * 2
 
 
@@ -221,6 +224,9 @@ def test_sweeps_go_on_beyond_their_ends():
     assert rates(steep, (0.01, 0.03)) == pytest.approx([0.0003, 0.001, 0.003, 0.01, 0.03])
     assert rates(steep, (1e-4, 3e-4)) == pytest.approx([1e-4, 3e-4, 1e-3, 3e-3])
     assert len(rates(own, (1e-9, 3e-9))) == 6
+    # Where all diverge, lower ones are tried.
+    steepest = ng.Problem(lambda w, x: 1e15 * w * x, ng.LeastSquares(), jnp.ones(()), (jnp.ones(5), jnp.zeros(5)))
+    assert rates(steepest, (1.0, 3.0)) == pytest.approx([0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 
 
 def test_methods_that_are_too_large_are_refused_with_a_reason():
@@ -276,6 +282,38 @@ def test_verdicts_without_a_duel():
     assert "No run has a finite loss" in verdict(lost)
     won = outcome("kfac", [(0, 0.0, 2.0), (10, 1.0, 0.4)])
     assert verdict(won, lost) == "K-FAC has the lowest loss, 0.4 after 10 steps."
+    worse = outcome("kfac", [(0, 0.0, 2.0), (10, 1.0, 0.4), (20, 2.0, 0.5)])
+    assert verdict(worse) == "K-FAC has the lowest loss, 0.4 after 10 steps."
+    idle = [outcome(name, [(0, 0.0, 2.0), (10, 1.0, 2.0)]) for name in ("kfac", "adam")]
+    assert verdict(*idle) == "No method lowered the loss of 2 that it starts with."
+    assert verdict(won, idle[1]).startswith("K-FAC reached a loss of 0.4; Adam at a rate of 0.001, the best")
+
+
+def test_verdicts_on_losses_below_zero():
+    below = lambda name: outcome(name, [(0, 0.0, 0.0), (10, 1.0, -100.0)])
+    assert "went on" not in verdict(below("kfac"), below("adam"))
+
+
+def test_verdicts_on_held_out_data():
+    both = [outcome(name, [(0, 0.0, 2.0), (10, 1.0, 0.4)]) for name in ("kfac", "adam")]
+    run = both[0].runs[0]
+    run.curve = [point._replace(held_out_loss=loss) for point, loss in zip(run.curve, (3.0, 5.0), strict=True)]
+    assert verdict(*both).endswith("On held-out data K-FAC came lowest on its way, with 3 after 0 steps.")
+
+
+def test_an_interruption_of_the_last_look_keeps_the_first(monkeypatch):
+    problem = classes()
+    examination = Examination(problem, {})
+    examination.look("at the start", 0, problem.params)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(examination, "_compared", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        examination.look("at the end", 1, problem.params)
+    geometry = examination.geometry()
+    assert len(geometry.points) == len(geometry.damping) == 1 and len(geometry.approximations) == 2
 
 
 def test_the_target_may_be_given():

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from natgrad.cli import options
-from natgrad.cli.ending import finish
+from natgrad.cli.ending import finish, prepare
 from natgrad.cli.failure import Failure, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
@@ -48,6 +48,7 @@ def compare(
     table = TableOptions(target, hidden, tuple(ignore or ()), task, batch_size)
     loaded = load(problem, seed, table)
     chosen = [_method(name.strip()) for name in methods.split(",") if name.strip()]
+    prepare(out)
     limit = steps if steps is not None or seconds is not None else loaded.problem.steps
     with Screen(show=not (quiet or as_json)) as screen:
         found = compare_methods(
@@ -55,7 +56,7 @@ def compare(
         )
     report = document(found, command="compare", imported=loaded.code, target=target_loss)
     finish(report, out, as_json=as_json, quiet=quiet)
-    if all(each["final_loss"] is None for each in report["methods"]) and report["status"] == "complete":
+    if not any(each["curve"] for each in report["methods"]):
         raise Failure("No method could run; the table and the report say why.")
 
 

@@ -1,6 +1,8 @@
 """The end of a command: its report in files and, in short, on the terminal."""
 
+import tempfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,29 @@ from rich.table import Table
 from rich.text import Text
 
 from natgrad import _text
-from natgrad.cli.failure import INTERRUPTED
+from natgrad.cli.failure import INTERRUPTED, Failure
 from natgrad.report import write_report
+
+
+def prepare(out: Path) -> None:
+    """Make sure that a report can be written, before there is one."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise Failure(
+            f"The report cannot be written to `{out}` ({error}). Choose another folder by `--out`."
+        ) from error
 
 
 def finish(report: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -> None:
     """Write the report, print it, and leave with the exit code of an interruption if there was one."""
-    paths = write_report(report, out)
+    try:
+        paths = write_report(report, out)
+    except OSError as error:
+        print_report(report, [])
+        raise Failure(f"The report could not be written to `{out}` ({error}).") from error
     if as_json:
         print((out / "report.json").read_text())
     elif not quiet:
@@ -42,24 +60,26 @@ def print_report(report: dict[str, Any], paths: list[Any]) -> None:
 
 
 def _table(report: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    """The methods, one a row, without columns that have nothing to say."""
     metric = next(iter(report["problem"]["metrics"]), "metric")
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("rate", lambda each: _cell(each["settings"].get("learning_rate"), "{:g}".format)),
+        ("steps to", lambda each: _cell(each["steps_to_target"], "{:,}".format)),
+        ("time to", lambda each: _cell(each["seconds_to_target"], _text.duration)),
+        ("loss", lambda each: _cell(each["final_loss"], _text.number)),
+        ("held out", lambda each: _cell(each["final_held_out_loss"], _text.number)),
+        (metric, lambda each: _cell(each["final_metrics"].get(metric), _text.number)),
+        ("", lambda each: "" if each["status"] == "complete" else each["status"]),
+    ]
+    methods = report["methods"]
+    shown = [(title, cell) for title, cell in columns if any(cell(each) not in ("–", "") for each in methods)]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("method", no_wrap=True)
-    columns: dict[str, Any] = {
-        "rate": lambda each: _cell(each["settings"].get("learning_rate"), "{:g}".format),
-        "steps to": lambda each: _cell(each["steps_to_target"], "{:,}".format),
-        "time to": lambda each: _cell(each["seconds_to_target"], _text.duration),
-        "loss": lambda each: _cell(each["final_loss"], _text.number),
-        "held out": lambda each: _cell(each["final_held_out_loss"], _text.number),
-        metric: lambda each: _cell(each["final_metrics"].get(metric), _text.number),
-        "": lambda each: "" if each["status"] == "complete" else each["status"],
-    }
-    rows = {each["name"]: {title: cell(each) for title, cell in columns.items()} for each in report["methods"]}
-    shown = [title for title in columns if any(row[title] not in ("–", "") for row in rows.values())]
-    for title in shown:
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
-    for name, row in rows.items():
-        table.add_row(name, *(row[title] for title in shown))
+    for title, _ in shown:
+        # As text, in which brackets mean nothing.
+        table.add_column(Text(title), justify="right" if title else "left", no_wrap=True)
+    for each in methods:
+        table.add_row(each["name"], *(cell(each) for _, cell in shown))
     return table
 
 

@@ -46,7 +46,8 @@ def reported(command: Callable) -> Callable:
 
 def described(error: Exception, problem: Any) -> str:
     """The text of an error; and if it came out of the user's file, the line there."""
-    text = str(error) if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {error}"
+    is_plain = isinstance(error, ValueError | TypeError | TimeoutError)
+    text = str(error) if is_plain else f"{type(error).__name__}: {error}"
     frame = _frame(error, problem)
     if frame is None:
         return text.strip()

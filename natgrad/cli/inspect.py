@@ -7,15 +7,16 @@ import typer
 from natgrad._optimiser.checkpoint import load_checkpoint
 from natgrad._problem import Problem
 from natgrad.cli import options
-from natgrad.cli.ending import finish
+from natgrad.cli.ending import finish, prepare
 from natgrad.cli.failure import Failure, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
 from natgrad.comparison.compare import Budget, Comparison, Progress
 from natgrad.comparison.document import document
+from natgrad.comparison.folder import Folder
 from natgrad.comparison.geometry import Examination
 from natgrad.comparison.methods import NATURAL
-from natgrad.comparison.training import Folder, restored
+from natgrad.comparison.training import restored
 
 EXAMPLES = "Examples: `natgrad inspect poisson-pde`, `natgrad inspect digits --checkpoint out/train`"
 
@@ -43,6 +44,7 @@ def inspect(
     del debug
     start = time.perf_counter()
     loaded = load(problem, seed, TableOptions(target, hidden, tuple(ignore or ()), task, batch_size))
+    prepare(out)
     trained = None if checkpoint is None else _trained(checkpoint, loaded.problem)
     with Screen(show=not (quiet or as_json)) as screen:
         screen.watch(Progress("geometry at the start", 0.0))

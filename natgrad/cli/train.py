@@ -5,15 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
+from natgrad._problem import Problem
 from natgrad.cli import options
-from natgrad.cli.ending import finish
+from natgrad.cli.ending import finish, prepare
 from natgrad.cli.failure import Failure, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
 from natgrad.comparison.compare import Budget
 from natgrad.comparison.document import document
-from natgrad.comparison.methods import NATURAL
-from natgrad.comparison.training import Folder, described
+from natgrad.comparison.folder import Folder, described
+from natgrad.comparison.methods import NATURAL, Natural
 from natgrad.comparison.training import train as train_method
 
 EXAMPLES = (
@@ -48,19 +49,15 @@ def train(
     A run that was stopped in whichever way goes on by `--resume`, to the same parameters bit by bit."""
     del debug
     start = time.perf_counter()
-    if structure not in NATURAL:
-        raise typer.BadParameter(f"there is no structure `{structure}`. Choose from {', '.join(NATURAL)}.")
-    table = TableOptions(target, hidden, tuple(ignore or ()), task, batch_size)
-    loaded, folder = load(problem, seed, table), Folder(out)
-    refusal = NATURAL[structure].refusal(loaded.problem)
-    if refusal is not None:
-        raise Failure(f"`{structure}` is too large for this problem: {refusal}. Choose another `--structure`.")
-    folder.start(described(problem, structure, seed) | table.settings(), resume=resume)
+    loaded = load(problem, seed, TableOptions(target, hidden, tuple(ignore or ()), task, batch_size))
+    method, folder = _method(structure, loaded.problem), Folder(out)
+    prepare(out)
+    folder.start(described(loaded.problem, problem, structure, seed), resume=resume)
     limit = steps if steps is not None or seconds is not None else loaded.problem.steps
     with Screen(show=not (quiet or as_json)) as screen:
         found = train_method(
             loaded.problem,
-            NATURAL[structure],
+            method,
             Budget(limit, seconds, start),
             folder,
             seed=seed,
@@ -68,11 +65,19 @@ def train(
             watch=screen.watch,
             write=_events(out) if tensorboard else lambda line: None,
         )
-    report = document(found, command="train", imported=loaded.code)
-    finish(report, out, as_json=as_json, quiet=quiet)
+    finish(document(found, command="train", imported=loaded.code), out, as_json=as_json, quiet=quiet)
     (run,) = found.outcomes[0].runs
     if run.status in ("diverged", "failed"):
         raise Failure(f"The run {run.status} after {run.steps:,} steps. The log says what happened: {folder.log}.")
+
+
+def _method(structure: str, problem: Problem) -> Natural:
+    if structure not in NATURAL:
+        raise typer.BadParameter(f"there is no structure `{structure}`. Choose from {', '.join(NATURAL)}.")
+    refusal = NATURAL[structure].refusal(problem)
+    if refusal is not None:
+        raise Failure(f"`{structure}` is too large for this problem: {refusal} Choose another `--structure`.")
+    return NATURAL[structure]
 
 
 def _events(out: Path) -> Callable[[dict[str, Any]], None]:
@@ -83,7 +88,7 @@ def _events(out: Path) -> Callable[[dict[str, Any]], None]:
     writer = SummaryWriter(str(out / "tensorboard"))
 
     def write(line: dict[str, Any]) -> None:
-        numbers = line | line.get("metrics", {})
+        numbers = line | {f"metrics/{name}": value for name, value in line.get("metrics", {}).items()}
         for name, value in numbers.items():
             if isinstance(value, float):
                 writer.add_scalar(name.replace(" ", "_"), value, line["step"])

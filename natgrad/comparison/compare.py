@@ -5,17 +5,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import jax
+
 from natgrad._problem import Problem
 from natgrad.comparison.geometry import Examination, Geometry
 from natgrad.comparison.methods import METHODS, AbstractMethod, Natural
-from natgrad.comparison.run import OutOfTime, Program, Run, scorer
+from natgrad.comparison.run import OutOfTime, Program, Run, Scorer, sound_scorer
 
 # How many points a curve has, besides the first.
 ROUNDS = 50
 # How many rates beyond its sweep a method may try while its best one is at an end.
 EXTENSIONS = 4
-# The part of a budget of seconds after which no compilation is begun, and that after which no step is.
-COMPILING, STEPPING = 0.6, 0.95
+# Parts of a budget of seconds: until when methods are compiled, until when the geometry may be begun and until when it
+# may be compiled, and until when there are steps.
+COMPILING, LOOKING, LOOKED, STEPPING = 0.5, 0.45, 0.65, 0.95
 
 
 class Budget(NamedTuple):
@@ -82,37 +85,40 @@ def compare(
 ) -> Comparison:
     """Run every method with every one of its settings for the same budget, in turns, so that whatever else the machine
     does meets them all and an interruption leaves them equally far. Ctrl-C ends it early with what there is."""
-    outcomes: list[Outcome] = []
-    examination, status = None, "complete"
+    found: dict[str, Outcome] = {}
+    geometry, status = None, "complete"
     try:
+        score = sound_scorer(problem)
         for outcome in _prepared(problem, budget, methods, seed, watch):
-            outcomes.append(outcome)
-        examination = _examined(problem, budget, outcomes, watch)
-        status = _raced(problem, budget, outcomes, seed, watch)
-        if examination is not None:
+            found[outcome.method.name] = outcome
+        examination = _examined(problem, budget, list(found.values()), watch)
+        geometry = None if examination is None else examination.geometry()
+        status = _raced(problem, budget, list(found.values()), seed, score, watch)
+        if examination is not None and time.perf_counter() < budget.until(1.0):
             watch(Progress("geometry after training", 1.0))
-            _examine_best(examination, outcomes, budget.until(1.0))
+            _examine_best(examination, list(found.values()), budget.until(1.0))
+            geometry = examination.geometry()
     except KeyboardInterrupt:
         status = "interrupted"
-    for run in (run for each in outcomes for run in each.runs if not run.is_over):
+    for run in (run for each in found.values() for run in each.runs if not run.is_over):
         run.status = status
-    geometry = None if examination is None else examination.geometry()
-    outcomes += [
-        Outcome(method, None, [], "not run", "there was no time for it") for method in methods[len(outcomes) :]
-    ]
+    missing = lambda method: Outcome(method, None, [], "not run", "It was interrupted before its turn.")
+    outcomes = [found.get(method.name) or missing(method) for method in methods]
     return Comparison(problem, budget, seed, outcomes, geometry, status, time.perf_counter() - budget.start)
 
 
 def _prepared(
     problem: Problem, budget: Budget, methods: Sequence[AbstractMethod], seed: int, watch: Watch
 ) -> Iterator[Outcome]:
-    """Every method, compiled, as long as there is time."""
-    longest = 0.0
-    for method in methods:
+    """Every method, compiled, as long as there is time: first one of each kind, then those that compile fast."""
+    first = [next(each for each in methods if each.kind == kind) for kind in {method.kind: None for method in methods}]
+    others = [each for each in methods if each not in first]
+    longest: dict[str, float] = {}
+    for method in [*first, *sorted(others, key=lambda each: each.kind)]:
         watch(Progress(f"compiling {method.name}", 0.0))
         refusal = method.refusal(problem)
-        if refusal is None and time.perf_counter() + longest > budget.until(COMPILING):
-            refusal = "there was no time left to compile it"
+        if refusal is None and time.perf_counter() + longest.get(method.kind, 0.0) > budget.until(COMPILING):
+            refusal = "There was no time left to compile it."
         if refusal is not None:
             yield Outcome(method, None, [], "not run", refusal)
             continue
@@ -121,18 +127,18 @@ def _prepared(
         except (OutOfTime, ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             yield Outcome(method, None, [], "not run" if isinstance(error, OutOfTime) else "failed", str(error))
             continue
-        longest = max(longest, program.seconds) if method.kind == "natural" else longest
+        longest[method.kind] = max(program.seconds, longest.get(method.kind, 0.0))
         runs = [Run(program, tried, problem, seed) for tried in method.sweep]
         yield Outcome(method, program, runs, "interrupted", program.note)
 
 
 def _examined(problem: Problem, budget: Budget, outcomes: list[Outcome], watch: Watch) -> Examination | None:
-    if time.perf_counter() > budget.until(COMPILING) or not any(each.runs for each in outcomes):
+    if time.perf_counter() > budget.until(LOOKING) or not any(each.runs for each in outcomes):
         return None
     watch(Progress("geometry at the start", 0.0))
     structures = {each.method.name: each.method.structure for each in outcomes if isinstance(each.method, Natural)}
     examination = Examination(problem, structures)
-    examination.look("at the start", 0, problem.params, budget.until((COMPILING + STEPPING) / 2))
+    examination.look("at the start", 0, problem.params, budget.until(LOOKED))
     return examination
 
 
@@ -144,12 +150,15 @@ def _examine_best(examination: Examination, outcomes: list[Outcome], deadline: f
         examination.look(name, best.steps, best.params, deadline)
 
 
-def _raced(problem: Problem, budget: Budget, outcomes: list[Outcome], seed: int, watch: Watch) -> str:
+def _raced(problem: Problem, budget: Budget, outcomes: list[Outcome], seed: int, score: Scorer, watch: Watch) -> str:
     """Take turns until all runs are over or the time is; then follow the best rates beyond the ends of their sweeps."""
-    score = scorer(problem)
-    score(problem.params)
     runs = [(each, run) for each in outcomes for run in each.runs]
-    share = max(0.0, budget.until(STEPPING) - time.perf_counter()) / max(1, len(runs))
+    if not runs:
+        return "complete" if budget.seconds is None else "out of time"
+    start = time.perf_counter()
+    jax.block_until_ready(score(problem.params))
+    looks = ROUNDS * (time.perf_counter() - start)
+    share = max(0.0, budget.until(STEPPING) - start) / len(runs) - looks
     is_done = _in_turns(runs, budget, share, score, lambda done, each: watch(Progress("training", done, each)))
     for outcome in outcomes:
         for _ in range(EXTENSIONS):
@@ -166,8 +175,9 @@ def _raced(problem: Problem, budget: Budget, outcomes: list[Outcome], seed: int,
 def _extended(outcome: Outcome, problem: Problem, seed: int) -> Run | None:
     """One more run, if the best one is at an end of the sweep."""
     best = outcome.best
-    if best is None or outcome.program is None or len(outcome.runs) < 2 or math.isinf(best.lowest):
+    if best is None or outcome.program is None or len(outcome.runs) < 2:
         return None
+    # Where all rates diverge, the best is the first of them.
     for end, above in ((0, False), (-1, True)):
         tried = outcome.method.beyond(best.tried, above=above)
         if best is outcome.runs[end] and tried is not None:
@@ -181,7 +191,7 @@ def _in_turns(
     runs: list[tuple[Outcome, Run]],
     budget: Budget,
     share: float,
-    score: Callable,
+    score: Scorer,
     tell: Callable[[float, Outcome], None],
 ) -> bool:
     """Let every run use up its budget, in turns of a round's part of it; or stop at the end of the time."""

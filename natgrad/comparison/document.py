@@ -94,7 +94,8 @@ def _method(outcome: Outcome, chosen: Run | None, goal: Target | None) -> dict[s
 
 def _edge(outcome: Outcome, run: Run | None) -> str:
     """A warning if the best setting is at an end of the sweep: a better one may lie beyond."""
-    if run is None or len(outcome.runs) < 2 or run not in (outcome.runs[0], outcome.runs[-1]):
+    is_inside = run not in (outcome.runs[0], outcome.runs[-1]) if len(outcome.runs) > 1 else True
+    if run is None or is_inside or math.isinf(run.lowest):
         return ""
     tried, other = ("smallest", "smaller") if run is outcome.runs[0] else ("largest", "larger")
     return f"Its best rate, {run.tried['learning_rate']:g}, is the {tried} tried; a {other} one may be better."

@@ -49,12 +49,15 @@ class Approximation(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """What was found at some points: spectra, what every parameter's block is, steps, and how they were damped."""
+    """What was found at some points: spectra, and steps and how they were damped; and the block of every parameter."""
 
     points: list[SpectrumAt]
-    structure: list[BlockReport]
-    approximations: list[Approximation]
     damping: list[float]
+    approximations: list[Approximation]
+    structure: list[BlockReport]
+
+
+Found = tuple[list[SpectrumAt], list[float], list[Approximation]]
 
 
 class Examination:
@@ -70,9 +73,7 @@ class Examination:
         others = {name: own for name, own in structures.items() if name != "exact"}
         self.structures = {"exact": Exact() if is_small else Exact(solver=TRUNCATED)} | others
         self.notes = {} if is_small else {"exact": f"By at most {TRUNCATED.max_steps} conjugate gradients."}
-        self.points: list[SpectrumAt] = []
-        self.approximations: list[Approximation] = []
-        self.dampings: list[float] = []
+        self._found: Found = ([], [], [])
         self._steps: dict[str, Callable] = {}
         self._failures: dict[str, str] = {}
         self._descent = jax.jit(jax.grad(problem.loss))
@@ -80,26 +81,35 @@ class Examination:
 
     def look(self, name: str, step: int, params: PyTree, deadline: float = math.inf) -> None:
         """Examine one more point. What is not there at the deadline is left out."""
-        point = self._spectrometer.at(name, step, params)
-        self.points.append(point)
-        damping, exact = self._trusted(params, sum(point.spectrum) / self.problem.num_params, deadline)
-        self.dampings.append(damping)
-        if exact is None:
+        try:
+            point = self._spectrometer.at(name, step, params, deadline)
+        except OutOfTime:
             return
+        damping, exact = self._trusted(params, sum(point.spectrum) / self.problem.num_params, deadline)
+        found = [] if exact is None else self._compared(name, params, exact, damping, deadline)
+        # All at once, for an interruption to leave all of it or nothing.
+        points, dampings, approximations = self._found
+        self._found = [*points, point], [*dampings, damping], [*approximations, *found]
+
+    def _compared(
+        self, name: str, params: PyTree, exact: PyTree, damping: float, deadline: float
+    ) -> list[Approximation]:
         steps = {"exact": exact, "gradient": jax.tree.map(jnp.negative, self._descent(params, self.batch))}
         for structure in self.structures:
             found = exact if structure == "exact" else self._step(structure, params, damping, deadline)
             if found is not None:
                 steps[structure] = found
+        compared = []
         for structure, own in steps.items():
             angle, norm, predicted, actual = map(float, self._judge(params, own, exact, damping, self.batch))
             # A gradient has no length of its own next to a step.
             length = math.nan if structure == "gradient" else norm
             note = self.notes.get(structure, "")
-            self.approximations.append(Approximation(name, structure, angle, length, predicted, actual, note))
+            compared.append(Approximation(name, structure, angle, length, predicted, actual, note))
+        return compared
 
     def geometry(self) -> Geometry:
-        return Geometry(self.points, self._structure_report(), self.approximations, self.dampings)
+        return Geometry(*self._found, self._structure_report())
 
     def _trusted(self, params: PyTree, mean: float, deadline: float) -> tuple[float, PyTree | None]:
         """The least damping with which the exact step lowers the loss by half of what is predicted, and that step."""

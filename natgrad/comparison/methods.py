@@ -110,7 +110,7 @@ class Natural(AbstractMethod):
             return None
         return (
             f"{problem.num_params:,} parameters and {rows:,} outputs a batch are both more than {DENSE:,}, above which "
-            "an exact solve takes more than a second"
+            "an exact solve takes more than a second."
         )
 
 

@@ -24,7 +24,10 @@ class Point(NamedTuple):
     metrics: dict[str, float]
 
 
-class OutOfTime(Exception):
+Scorer = Callable[[PyTree], Score]
+
+
+class OutOfTime(TimeoutError):
     """A compilation did not end before its deadline. It goes on in its thread."""
 
 
@@ -49,6 +52,8 @@ class Program(NamedTuple):
 
         arguments = problem.params, state, problem.data, problem.rows(0), np.int32(0)
         call = compiled_by(deadline, jax.jit(advance), *arguments)
+        # What a program does once only, at its first call, is no part of a step.
+        jax.block_until_ready(call(*arguments))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         return cls(method, call, time.perf_counter() - start, size, note)
 
@@ -68,7 +73,7 @@ def compiled_by(deadline: float, function: Any, *arguments: Any) -> Callable:
     while thread.is_alive():
         thread.join(timeout=0.1)
         if time.perf_counter() > deadline and thread.is_alive():
-            raise OutOfTime("its compilation did not end in time")
+            raise OutOfTime("Its compilation did not end in time.")
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
@@ -93,7 +98,7 @@ class Run:
         self.params, self.state, self.steps = params, state, self.steps + 1
         return info
 
-    def look(self, score: Callable[[PyTree], Score]) -> Point:
+    def look(self, score: Scorer) -> Point:
         """Add a point to the curve. A run whose loss is not finite any more is over."""
         found = score(self.params)
         held_out = None if found.held_out_loss is None else float(found.held_out_loss)
@@ -115,12 +120,23 @@ class Run:
             return math.inf
         return min((point.loss for point in self.curve if math.isfinite(point.loss)), default=math.inf)
 
+    @property
+    def lowest_point(self) -> Point:
+        """Where the loss was lowest."""
+        return min((point for point in self.curve if math.isfinite(point.loss)), key=lambda point: point.loss)
+
     def first_at(self, loss: float) -> Point | None:
         """The first point of the curve at or below a loss."""
         return next((point for point in self.curve if point.loss <= loss), None)
 
 
-def scorer(problem: Problem) -> Callable[[PyTree], Score]:
-    """How good parameters are, compiled at the first call."""
+def sound_scorer(problem: Problem) -> Scorer:
+    """How good parameters are, compiled, for a problem whose initial parameters have a finite loss."""
     shown, compiled = problem.shown(), jax.jit(problem.score)
+    loss = float(compiled(problem.params, shown, problem.held_out).loss)
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"The loss at the initial parameters is {loss}, so that there is nothing to follow downhill. Look for "
+            "logarithms, divisions or roots in the model, and for data out of its domain."
+        )
     return lambda params: compiled(params, shown, problem.held_out)

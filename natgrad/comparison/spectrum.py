@@ -1,5 +1,7 @@
 """The spectrum of a problem's metric at some parameters, on a sample of its data."""
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +16,7 @@ from natgrad._optimiser.problem import Bound, batches_of
 from natgrad._optimiser.structure.exact import metric_of
 from natgrad._problem import Problem
 from natgrad.comparison.methods import num_outputs
+from natgrad.comparison.run import compiled_by
 
 # The largest matrix whose eigenvalues are computed.
 LARGEST = 1200
@@ -48,10 +51,11 @@ class Spectrometer:
         self.problem = problem
         few = max(1, LARGEST // num_outputs(problem))
         self.sample = problem.shown() if problem.num_params <= LARGEST else thinned(problem, few)
+        self._compiled: tuple[bool, Callable] | None = None
         self._rank = jax.jit(lambda params, sample: rank(metric_of(evaluation(problem, params, sample).parts)))
 
-    def at(self, name: str, step: int, params: PyTree) -> SpectrumAt:
-        here, nearby = self._ranks(params)
+    def at(self, name: str, step: int, params: PyTree, deadline: float = math.inf) -> SpectrumAt:
+        here, nearby = self._ranks(params, deadline)
         count, size, rows = int(here.rank), self.problem.num_params, here.spectrum.size
         return SpectrumAt(
             name,
@@ -66,14 +70,22 @@ class Spectrometer:
             np.maximum(np.asarray(here.spectrum, float), 0.0).tolist(),
         )
 
-    def _ranks(self, params: PyTree) -> tuple[Rank, Rank]:
+    def _ranks(self, params: PyTree, deadline: float) -> tuple[Rank, Rank]:
         """At the point and nearby, in double precision if the model can: in single, small eigenvalues are rounding."""
-        try:
-            with jax.enable_x64(True):
-                double, sample = as_double(params), as_double(self.sample)
-                return self._rank(double, sample), self._rank(moved(double, NEARBY), sample)
-        except (TypeError, ValueError):
-            return self._rank(params, self.sample), self._rank(moved(params, NEARBY), self.sample)
+        if self._compiled is None:
+            try:
+                self._compiled = self._compile(params, True, deadline)
+            except (TypeError, ValueError):
+                self._compiled = self._compile(params, False, deadline)
+        is_double, call = self._compiled
+        with jax.enable_x64(is_double or jax.config.read("jax_enable_x64")):
+            own, sample = (as_double(tree) if is_double else tree for tree in (params, self.sample))
+            return call(own, sample), call(moved(own, NEARBY), sample)
+
+    def _compile(self, params: PyTree, is_double: bool, deadline: float) -> tuple[bool, Callable]:
+        with jax.enable_x64(is_double or jax.config.read("jax_enable_x64")):
+            own, sample = (as_double(tree) if is_double else tree for tree in (params, self.sample))
+            return is_double, compiled_by(deadline, self._rank, own, sample)
 
 
 def bounds(problem: Problem, data: Any) -> list[Bound]:

@@ -49,16 +49,24 @@ def target_of(comparison: Comparison, given: float | None = None) -> Target | No
     """The loss that is given, or else the lowest one of the best first-order method, or of any."""
     if given is not None:
         return Target(given, "as given")
-    best = lambda kind: min(
-        (run.lowest for each in comparison.outcomes if each.method.kind in kind for run in each.runs), default=math.inf
-    )
-    for kinds, source in (
-        (("first-order",), "the lowest loss of the best first-order method"),
-        (("natural",), "the lowest loss of any method"),
-    ):
-        loss = best(kinds)
-        if math.isfinite(loss):
-            return Target(loss, source)
+    lowered = lambda run: run.lowest < run.curve[0].loss if run.curve else False
+    lowest = {
+        kind: min(
+            (
+                run.lowest
+                for each in comparison.outcomes
+                if each.method.kind == kind
+                for run in each.runs
+                if lowered(run)
+            ),
+            default=math.inf,
+        )
+        for kind in ("first-order", "natural")
+    }
+    if math.isfinite(lowest["first-order"]):
+        return Target(lowest["first-order"], "the lowest loss of the best first-order method")
+    if math.isfinite(lowest["natural"]):
+        return Target(lowest["natural"], "the lowest loss of any method")
     return None
 
 
@@ -72,16 +80,27 @@ def contenders(comparison: Comparison, target: Target | None) -> list[Contender]
 def verdict(comparison: Comparison, target: Target | None) -> str:
     """In a sentence or two."""
     found = contenders(comparison, target)
-    if not found or target is None:
+    if not found:
         return "No run has a finite loss: nothing can be said."
+    if target is None:
+        return f"No method lowered the loss of {_text.number(found[0].run.curve[0].loss)} that it starts with."
     natural = [each for each in found if each.outcome.method.kind == "natural"]
     others = [each for each in found if each.outcome.method.kind != "natural"]
     if not others or not natural:
-        best = min(found, key=lambda each: each.run.lowest)
-        text = f"{best.written} has the lowest loss, {_text.number(best.run.lowest)} after {best.run.steps:,} steps."
+        text = _winner(found)
     else:
-        text = _duel(natural, min(others, key=_speed), target)
-    return " ".join(filter(None, [text, _beyond(natural, target), _held_out(found)]))
+        text = " ".join(filter(None, [_duel(natural, min(others, key=_speed), target), _beyond(natural, target)]))
+    return " ".join(filter(None, [text, _held_out(found)]))
+
+
+def _winner(found: list[Contender]) -> str:
+    """Among methods of one kind."""
+    best = min(found, key=_speed)
+    point = best.run.lowest_point
+    lowest = f"has the lowest loss, {_text.number(point.loss)} after {point.step:,} steps"
+    if best.reached is None or best.reached == point:
+        return f"{best.written} {lowest}."
+    return f"{best.written} reached a loss of {_text.number(best.reached.loss)} in {_path(best.reached)}."
 
 
 def _duel(natural: list[Contender], rival: Contender, target: Target) -> str:
@@ -118,20 +137,24 @@ def _duel(natural: list[Contender], rival: Contender, target: Target) -> str:
 
 def _beyond(natural: list[Contender], target: Target) -> str:
     """Who went far below the target."""
-    best = min(natural, key=lambda each: each.run.lowest, default=None)
-    if best is None or best.run.lowest > FAR * target.loss:
+    best = min(natural, key=lambda each: each.run.lowest)
+    if best.reached is None or not best.run.lowest <= FAR * target.loss or target.loss <= 0:
         return ""
     return f"{best.name} went on to {_text.number(best.run.lowest)}."
 
 
 def _held_out(found: list[Contender]) -> str:
     """Who is best on data that were not trained on, at whichever point of its run."""
-    losses = lambda run: [loss for point in run.curve if (loss := point.held_out_loss) is not None and loss == loss]
-    lows = {each.written: min(losses(each.run), default=math.inf) for each in found}
-    best = min(lows, key=lambda name: lows[name])
-    if not math.isfinite(lows[best]):
+    lows = [
+        (loss, point.step, each.written)
+        for each in found
+        for point in each.run.curve
+        if (loss := point.held_out_loss) is not None and math.isfinite(loss)
+    ]
+    if not lows:
         return ""
-    return f"On held-out data {best} came lowest, with {_text.number(lows[best])}."
+    loss, step, name = min(lows)
+    return f"On held-out data {name} came lowest on its way, with {_text.number(loss)} after {step:,} steps."
 
 
 def recommendations(comparison: Comparison, target: Target | None, imported: str) -> list[Recommendation]:
@@ -153,12 +176,12 @@ def recommendations(comparison: Comparison, target: Target | None, imported: str
 def _recommended(title: str, each: Contender, imported: str) -> Recommendation:
     run, method = each.run, each.outcome.method
     imports = "import jax\n" + ("import natgrad as ng\n" if method.kind == "natural" else "import optax\n")
-    steps = each.reached.step if each.reached is not None else run.steps
+    steps = each.reached.step if each.reached is not None else run.lowest_point.step
     body = method.code(run.problem, run.tried).replace("{steps}", str(steps)).replace("{seed}", str(run.seed))
     reason = (
         f"{_path(each.reached)} to the target."
         if each.reached is not None
-        else f"{run.steps:,} steps to a loss of {_text.number(run.lowest)}."
+        else f"A loss of {_text.number(run.lowest)} after {run.lowest_point.step:,} steps."
     )
     return Recommendation(title, each.written, reason, f"{imports}\n{imported}\n{body}")
 

@@ -31,8 +31,7 @@ def read_csv(path: Path, target: str | None, ignore: Sequence[str]) -> Source:
     check_names(ignore, list(cells.columns), path)
     names = [name for name in cells.columns if name != target and name not in ignore]
     inputs = [numbers(cells, name, path, leave_out(name)) for name in names]
-    has_text = any(number(cell) is None for cell in cells.columns[target])
-    y = labels(cells, target, path) if has_text else numbers(cells, target, path, FILL_IN)
+    y = labels(cells, target, path) if is_text(cells.columns[target]) else numbers(cells, target, path, FILL_IN)
     return Source(np.stack(inputs, axis=1) if inputs else np.zeros((len(y), 0)), y, target)
 
 
@@ -99,11 +98,17 @@ def numbers(cells: Cells, name: str, path: Path, remedy: str) -> np.ndarray:
     return finite(np.array(values, float), f"Column `{name}` of `{path}`", cells.numbers, remedy)
 
 
+def is_text(column: Sequence[str]) -> bool:
+    """Whether most of the cells hold text. A few among numbers are mistakes."""
+    return 2 * sum(number(cell) is None for cell in column) > len(column)
+
+
 def labels(cells: Cells, name: str, path: Path) -> np.ndarray:
     """A column as text."""
-    values = np.array([cell.strip() for cell in cells.columns[name]])
-    finite(np.where(values == "", np.nan, 0.0), f"Column `{name}` of `{path}`", cells.numbers, FILL_IN)
-    return values
+    values = [cell.strip() for cell in cells.columns[name]]
+    missing = np.array([np.nan if value.lower() in MISSING else 0.0 for value in values])
+    finite(missing, f"Column `{name}` of `{path}`", cells.numbers, FILL_IN)
+    return np.array(values)
 
 
 def number(cell: str) -> float | None:
