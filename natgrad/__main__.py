@@ -1,3 +1,3 @@
-from natgrad.cli import app
+from natgrad.cli import main
 
-app()
+main()

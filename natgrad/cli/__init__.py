@@ -1,7 +1,9 @@
 """The command line: `natgrad COMMAND`, with `--help` on each."""
 
+import os
 import sys
-from typing import Annotated
+import threading
+from typing import Annotated, Any
 
 try:
     import plotly as _plotly  # noqa: F401
@@ -12,6 +14,7 @@ except ImportError as error:
 
 import natgrad
 from natgrad.cli import compare, doctor, figures, inspect, new, train
+from natgrad.comparison.run import COMPILATION
 
 app = typer.Typer(
     help="Natural gradients for JAX: choose a geometry on the outputs, pull it back, step downhill in it.",
@@ -36,6 +39,21 @@ def natgrad_command(
     ] = False,
 ) -> None:
     del version
+
+
+def main() -> None:
+    """Run the command line and leave."""
+    code: Any = 0
+    try:
+        app()
+    except SystemExit as end:
+        code = end.code
+    if any(thread.name == COMPILATION for thread in threading.enumerate()):
+        # A compilation that nobody waits for any more would make an orderly exit abort.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+    sys.exit(code)
 
 
 app.command(epilog=compare.EXAMPLES)(compare.compare)

@@ -69,7 +69,7 @@ def _table(report: dict[str, Any]) -> Table:
         ("loss", lambda each: _cell(each["final_loss"], _text.number)),
         ("held out", lambda each: _cell(each["final_held_out_loss"], _text.number)),
         (metric, lambda each: _cell(each["final_metrics"].get(metric), _text.number)),
-        ("", lambda each: "" if each["status"] == "complete" else each["status"]),
+        ("", lambda each: "" if each["status"] in ("complete", report["status"]) else each["status"]),
     ]
     methods = report["methods"]
     shown = [(title, cell) for title, cell in columns if any(cell(each) not in ("–", "") for each in methods)]

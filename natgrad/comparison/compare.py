@@ -16,9 +16,9 @@ from natgrad.comparison.run import OutOfTime, Program, Run, Scorer, sound_scorer
 ROUNDS = 50
 # How many rates beyond its sweep a method may try while its best one is at an end.
 EXTENSIONS = 4
-# Parts of a budget of seconds: until when methods are compiled, until when the geometry may be begun and until when it
-# may be compiled, and until when there are steps.
-COMPILING, LOOKING, LOOKED, STEPPING = 0.5, 0.45, 0.65, 0.95
+# Parts of a budget of seconds: until when methods should be compiled, until when the geometry may be begun, until when
+# either must be compiled, and until when there are steps.
+COMPILING, LOOKING, COMPILED, STEPPING = 0.5, 0.45, 0.65, 0.95
 
 
 class Budget(NamedTuple):
@@ -111,10 +111,12 @@ def _prepared(
     problem: Problem, budget: Budget, methods: Sequence[AbstractMethod], seed: int, watch: Watch
 ) -> Iterator[Outcome]:
     """Every method, compiled, as long as there is time: first one of each kind, then those that compile fast."""
-    first = [next(each for each in methods if each.kind == kind) for kind in {method.kind: None for method in methods}]
-    others = [each for each in methods if each not in first]
+    by_kind = sorted(methods, key=lambda each: each.kind)
+    first = [
+        next(each for each in by_kind if each.kind == kind) for kind in dict.fromkeys(each.kind for each in by_kind)
+    ]
     longest: dict[str, float] = {}
-    for method in [*first, *sorted(others, key=lambda each: each.kind)]:
+    for method in [*first, *(each for each in by_kind if each not in first)]:
         watch(Progress(f"compiling {method.name}", 0.0))
         refusal = method.refusal(problem)
         if refusal is None and time.perf_counter() + longest.get(method.kind, 0.0) > budget.until(COMPILING):
@@ -123,7 +125,7 @@ def _prepared(
             yield Outcome(method, None, [], "not run", refusal)
             continue
         try:
-            program = Program.compiled(method, problem, seed, budget.until(STEPPING))
+            program = Program.compiled(method, problem, seed, budget.until(COMPILED))
         except (OutOfTime, ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             yield Outcome(method, None, [], "not run" if isinstance(error, OutOfTime) else "failed", str(error))
             continue
@@ -138,7 +140,7 @@ def _examined(problem: Problem, budget: Budget, outcomes: list[Outcome], watch: 
     watch(Progress("geometry at the start", 0.0))
     structures = {each.method.name: each.method.structure for each in outcomes if isinstance(each.method, Natural)}
     examination = Examination(problem, structures)
-    examination.look("at the start", 0, problem.params, budget.until(LOOKED))
+    examination.look("at the start", 0, problem.params, budget.until(COMPILED))
     return examination
 
 

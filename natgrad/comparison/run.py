@@ -24,6 +24,9 @@ class Point(NamedTuple):
     metrics: dict[str, float]
 
 
+# The name of a thread that compiles.
+COMPILATION = "natgrad compilation"
+
 Scorer = Callable[[PyTree], Score]
 
 
@@ -68,7 +71,7 @@ def compiled_by(deadline: float, function: Any, *arguments: Any) -> Callable:
         except Exception as error:
             found.append(error)
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=work, daemon=True, name=COMPILATION)
     thread.start()
     while thread.is_alive():
         thread.join(timeout=0.1)
