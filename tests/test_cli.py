@@ -263,7 +263,7 @@ def test_runs_are_not_mixed_up(folder):
         ("train data.csv --target price", 1, "There is no file `data.csv`"),
         ("train data.csv --target price --hidden 3,x", 1, "`--hidden` needs widths"),
         ("inspect mine.py:problem --checkpoint nowhere", 1, "neither a file nor the folder of a run"),
-        ("figures nothing", 2, "no figure `nothing`"),
+        ("figures nothing", 2, "no figure named nothing"),
         ("sail", 2, "No such command"),
     ],
 )

@@ -329,7 +329,13 @@ TABLES = {
     ),
     "NaN": (GOOD.replace("\n3,2,", "\n3,nan,"), {}, "`b` .* has 1 empty or NaN cells, the first in row 5"),
     "empty target": (GOOD.replace(",3.5", ","), {}, r"`y` .* 1 empty .* row 5\. Fill them in, or remove their rows\.$"),
-    "empty label": (GOOD.replace(",3.5", ",").replace(",4.5", ",x"), {}, "`y` .* has 1 empty or NaN cells, .* row 5"),
+    "empty label": (GOOD.replace(".5", "x").replace(",3x", ","), {}, "`y` .* has 1 empty or NaN cells, .* row 5"),
+    "missing label": (GOOD.replace(".5", "x").replace(",3x", ",NaN"), {}, "`y` .* has 1 empty or NaN cells, .* row 5"),
+    "one text among numbers": (
+        GOOD.replace(",3.5", ",3.5%"),
+        {},
+        r"`y` .* number is needed: `3.5%` in row 5.*numbers\.$",
+    ),
     "infinite": (GOOD.replace("\n3,2,", "\n3,-inf,"), {}, "`b` .* has 1 infinite cells, the first in row 5"),
     "long row": (GOOD.replace("\n3,2,", "\n3,2,2,"), {}, "Row 5 of .* has 4 cells, but the header has 3"),
     "after a blank line": (GOOD.replace("\n3,2,", "\n\n3,2,2,"), {}, "Row 6 of .* has 4 cells"),
@@ -472,7 +478,10 @@ def test_a_directory_of_ones_own_comes_first(tmp_path, cache, monkeypatch):
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("packed", [gzip.compress(b"another book"), b"no gzip", gzip.compress(TEXT)[:-9]])
+PACKED = {"another": gzip.compress(b"another book"), "no gzip": b"no gzip", "cut short": gzip.compress(TEXT)[:-9]}
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)
 def test_another_file_is_not_taken(tmp_path, cache, packed):
     file = published(tmp_path)
     (tmp_path / "published.gz").write_bytes(packed)

@@ -459,7 +459,7 @@ def test_an_inspection_has_geometry_alone(open_page):
 @in_browser
 def test_a_single_training_run_and_its_code(open_page):
     page = open_page("train", permissions=["clipboard-read", "clipboard-write"])
-    assert section_names(page) == ["curves", "methods", "recommended", "about"]
+    assert section_names(page) == ["curves", "methods", "geometry", "recommended", "about"]
     assert page.evaluate("document.querySelector('#loss')._fullLayout.yaxis.type") == "linear"
     assert page.get_by_role("button", name="Held-out").count() == 0
     assert "interrupted" in page.locator(".status").first.inner_text()

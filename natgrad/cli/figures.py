@@ -31,11 +31,10 @@ def figures(
     if list_names:
         print("\n".join(FIGURES))
         return
-    unknown = [name for name in names or [] if name not in FIGURES]
-    if unknown:
-        raise typer.BadParameter(f"there is no figure `{unknown[0]}`. Choose from {', '.join(FIGURES)}.")
     try:
         paths = save_figures(names or [], out, progress=True)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     except ImportError as error:
         raise Failure(f"{error}. Install it with `pip install 'natgrad[plots]'`.") from error
     print(f"{len(paths)} files in {out}: {', '.join(sorted({path.stem.rsplit('-', 1)[0] for path in paths}))}")

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from natgrad._files import write_whole
 from natgrad._optimiser.checkpoint import Checkpoints
 from natgrad._problem import Problem
 
@@ -96,14 +96,3 @@ def fingerprint(tree: Any) -> str:
         found.update(f"{array.dtype} {array.shape}".encode())
         found.update(array.tobytes())
     return found.hexdigest()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is whole or as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from natgrad._files import write_whole
 from natgrad._optimiser.info import STEP_RESULTS, Info
 from natgrad._problem import Problem
 from natgrad.comparison.compare import STEPPING, Budget, Comparison, Outcome, Progress, Watch
-from natgrad.comparison.folder import Folder, write_whole
+from natgrad.comparison.folder import Folder
 from natgrad.comparison.geometry import Examination, Geometry
 from natgrad.comparison.methods import Natural
 from natgrad.comparison.run import Point, Program, Run, Scorer, sound_scorer

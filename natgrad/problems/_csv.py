@@ -91,9 +91,10 @@ def numbers(cells: Cells, name: str, path: Path, remedy: str) -> np.ndarray:
     values = [number(cell) for cell in column]
     if None in values:
         row = values.index(None)
+        otherwise = "" if remedy == FILL_IN else f", or leave it out with `--ignore {name}`"
         raise ValueError(
             f"Column `{name}` of `{path}` has text where a number is needed: `{column[row]}` in row "
-            f"{cells.numbers[row]}. Write it in numbers, or leave it out with `--ignore {name}`."
+            f"{cells.numbers[row]}. Write it in numbers{otherwise}."
         )
     return finite(np.array(values, float), f"Column `{name}` of `{path}`", cells.numbers, remedy)
 

@@ -9,7 +9,6 @@ import http.client
 import io
 import os
 import tarfile
-import tempfile
 import urllib.request
 import zlib
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from natgrad._files import write_whole
 from natgrad._progress import track
 from natgrad.problems._arrays import idx_array
 
@@ -92,7 +92,7 @@ def content(file: File) -> bytes:
     raw = fetched(file)
     # Without a cache that can be written to, the file is fetched again next time.
     with contextlib.suppress(OSError):
-        keep(CACHE / file.kept_name, gzip.compress(raw, mtime=0))
+        write_whole(CACHE / file.kept_name, gzip.compress(raw, mtime=0))
     return raw
 
 
@@ -155,16 +155,3 @@ def unpacked(packed: bytes, member: str | None) -> bytes:
 
 def is_published(raw: bytes, file: File) -> bool:
     return hashlib.sha256(raw).hexdigest() == file.sha256
-
-
-def keep(path: Path, packed: bytes) -> None:
-    """Write a file at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as partial:
-        try:
-            partial.write(packed)
-            partial.close()
-            os.replace(partial.name, path)
-        except BaseException:
-            os.unlink(partial.name)
-            raise

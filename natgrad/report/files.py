@@ -4,13 +4,13 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from natgrad._files import write_whole
 from natgrad.report.page import page
 
 FIELDS = (
@@ -41,9 +41,7 @@ def write_report(report: dict[str, Any], folder: Path) -> list[Path]:
         "methods.csv": _csv(_method_rows(report)),
         "curves.csv": _csv(_curve_rows(report)),
     }
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return [_replace(folder / name, text) for name, text in contents.items()]
+    return [write_whole(Path(folder) / name, text) for name, text in contents.items()]
 
 
 def finite(value: Any) -> Any:
@@ -55,16 +53,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _replace(path: Path, text: str) -> Path:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8", newline="")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
 
 
 def _csv(rows: Iterable[list[Any]]) -> str:

@@ -13,8 +13,7 @@ def geometry_section(report: dict[str, Any], spectrum: Chart | None, angles: Cha
     """What the metric looks like, and how well its approximations do."""
     geometry = report["geometry"]
     if geometry is None:
-        left_out = "There was no time for it. `natgrad inspect` looks at the geometry alone."
-        return section("geometry", "Geometry", element("p", left_out))
+        return section("geometry", "Geometry", element("p", "It was not looked at. `natgrad inspect` does."))
     parameters = report["problem"]["parameters"]
     sentences = [element("li", _rank(point, parameters)) for point in geometry["points"]]
     return section(
