@@ -202,6 +202,21 @@ def test_an_interruption_leaves_runs_equally_far():
     assert [each["status"] for each in report["methods"]] == ["interrupted"] * 2
 
 
+def test_a_method_that_fails_on_its_way_leaves_the_others_alone(monkeypatch):
+    advance = Run.advance
+
+    def failing(run):
+        if run.steps == 3 and run.tried["learning_rate"] == 0.01:
+            raise RuntimeError("out of memory")
+        return advance(run)
+
+    monkeypatch.setattr(Run, "advance", failing)
+    (found,) = compare(classes(), Budget(10), methods=chosen("adam")).outcomes
+    failed = {run.tried["learning_rate"]: (run.steps, run.note) for run in found.runs if run.status == "failed"}
+    assert failed == {0.01: (3, "out of memory")}
+    assert {run.steps for run in found.runs if run.status == "complete"} == {10}
+
+
 def test_seconds_are_shared_and_methods_without_time_are_named():
     start = time.perf_counter()
     found = compare(classes(), Budget(None, 3.0, start), methods=chosen("adam"))
@@ -245,7 +260,7 @@ def outcome(name: str, *curves: list[tuple[int, float, float]], status="complete
     method, runs = METHODS[name], []
     for tried, curve in zip(method.sweep, curves, strict=False):
         run = Run.__new__(Run)
-        run.tried, run.status, run.problem, run.seed = tried, status, classes(), 0
+        run.tried, run.status, run.note, run.problem, run.seed = tried, status, "", classes(), 0
         run.curve = [Point(step, seconds, loss, None, {}) for step, seconds, loss in curve]
         run.steps, run.seconds = curve[-1][:2]
         runs.append(run)

@@ -214,8 +214,12 @@ def _in_turns(
 def _advance(run: Run, fraction: float, budget: Budget, share: float) -> bool:
     """Step until a fraction of its budget is used up, and say whether there was a step."""
     before = run.steps
-    while _part(run, budget, share) < fraction and time.perf_counter() < budget.until(STEPPING):
-        run.advance()
+    try:
+        while _part(run, budget, share) < fraction and time.perf_counter() < budget.until(STEPPING):
+            run.advance()
+    except RuntimeError as error:
+        # Such as no memory left; the other methods go on.
+        run.status, run.note = "failed", str(error)
     return run.steps > before
 
 

@@ -77,7 +77,7 @@ def _method(outcome: Outcome, chosen: Run | None, goal: Target | None) -> dict[s
         "kind": outcome.method.kind,
         "settings": {} if run is None else outcome.method.settings(run.problem, run.tried),
         "status": outcome.status if run is None else run.status,
-        "note": " ".join(filter(None, [outcome.note, _edge(outcome, run)])),
+        "note": " ".join(filter(None, [outcome.note, "" if run is None else run.note, _edge(outcome, run)])),
         "compilation": None if outcome.program is None else outcome.program.seconds,
         "seconds_per_step": run.seconds / run.steps if run is not None and run.steps else None,
         "state_bytes": None if outcome.program is None else outcome.program.state_bytes,

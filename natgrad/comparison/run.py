@@ -88,7 +88,7 @@ class Run:
     def __init__(self, program: Program, tried: Settings, problem: Problem, seed: int):
         self.program, self.tried, self.problem, self.seed = program, tried, problem, seed
         self.params, self.state = problem.params, program.method.init(problem, tried)
-        self.steps, self.seconds, self.status = 0, 0.0, "interrupted"
+        self.steps, self.seconds, self.status, self.note = 0, 0.0, "interrupted", ""
         self.curve: list[Point] = []
 
     def advance(self) -> Any:

@@ -49,25 +49,14 @@ def target_of(comparison: Comparison, given: float | None = None) -> Target | No
     """The loss that is given, or else the lowest one of the best first-order method, or of any."""
     if given is not None:
         return Target(given, "as given")
-    lowered = lambda run: run.lowest < run.curve[0].loss if run.curve else False
-    lowest = {
-        kind: min(
-            (
-                run.lowest
-                for each in comparison.outcomes
-                if each.method.kind == kind
-                for run in each.runs
-                if lowered(run)
-            ),
-            default=math.inf,
-        )
-        for kind in ("first-order", "natural")
-    }
-    if math.isfinite(lowest["first-order"]):
+    has_progress = lambda run: bool(run.curve) and run.lowest < run.curve[0].loss
+    lowest: dict[str, float] = {}
+    for each in comparison.outcomes:
+        for run in filter(has_progress, each.runs):
+            lowest[each.method.kind] = min(run.lowest, lowest.get(each.method.kind, math.inf))
+    if "first-order" in lowest:
         return Target(lowest["first-order"], "the lowest loss of the best first-order method")
-    if math.isfinite(lowest["natural"]):
-        return Target(lowest["natural"], "the lowest loss of any method")
-    return None
+    return Target(lowest["natural"], "the lowest loss of any method") if lowest else None
 
 
 def contenders(comparison: Comparison, target: Target | None) -> list[Contender]:
