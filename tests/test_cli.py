@@ -12,10 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.main import get_command
-from typer.testing import CliRunner
 
-from natgrad.cli import app
+for package in ("plotly", "rich", "typer"):
+    pytest.importorskip(package, reason=f"the command line needs {package}")
+
+from typer.main import get_command  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+from natgrad.cli import app  # noqa: E402
 
 pytestmark = [pytest.mark.users_defaults, pytest.mark.float32, pytest.mark.xdist_group("cli")]
 ROOT = Path(__file__).parents[1]

@@ -112,6 +112,7 @@ def dense_metric(problem: ng.Problem) -> np.ndarray:
     return np.asarray(ng.pullback(model, ng.Fisher(ng.Categorical()), problem.params, problem.data[0]).as_matrix())
 
 
+@pytest.mark.compat
 def test_geometry_is_that_of_dense_matrices():
     problem = classes()
     examination = Examination(problem, {"K-FAC": ng.KFAC()})
@@ -169,6 +170,7 @@ def comparison():
         return compare(classes(batch_size=10), Budget(20), methods=chosen("kfac", "adam"), seed=3)
 
 
+@pytest.mark.compat
 def test_every_run_has_the_same_budget(comparison):
     assert comparison.status == "complete"
     runs = [run for outcome in comparison.outcomes for run in outcome.runs]
