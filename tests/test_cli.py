@@ -118,6 +118,7 @@ def test_compare_writes_a_report_and_says_where(folder):
     assert names == {"exact", "gradient", "K-FAC"}
 
 
+@pytest.mark.slow
 def test_json_is_all_there_is_and_quiet_is_nothing(folder):
     arguments = ("compare", "mine.py:problem", "--methods", "adam", "--steps", "2", "--out", "found")
     printed = run(*arguments, "--json").stdout
@@ -125,6 +126,7 @@ def test_json_is_all_there_is_and_quiet_is_nothing(folder):
     assert run(*arguments, "--quiet").output == ""
 
 
+@pytest.mark.slow
 def test_inspect_at_the_start_and_at_a_checkpoint(folder):
     assert run("train", "mine.py:problem", "--steps", "3", "--out", "run", "--quiet").exit_code == 0
     result = run("inspect", "mine.py:problem", "--checkpoint", "run", "--out", "seen")
@@ -148,6 +150,7 @@ def test_training_on_a_table(folder):
     assert "regression of `price`" in report["problem"]["about"]
 
 
+@pytest.mark.slow
 def test_new_problems_run(folder):
     assert "natgrad compare own/first.py:problem" in run("new", "own/first.py").stdout
     result = run("compare", "own/first.py:problem", "--methods", "sgd", "--steps", "2", "--out", "found")
@@ -169,6 +172,7 @@ def test_doctor_tests_and_tells(monkeypatch):
     assert broken.exit_code == 1 and "FAILED" in broken.stdout and "cannot be trusted" in broken.stderr
 
 
+@pytest.mark.slow
 def test_tensorboard_events(folder):
     pytest.importorskip("tensorboardX")
     result = run("train", "mine.py:problem", "--steps", "2", "--out", "run", "--tensorboard", "--quiet")

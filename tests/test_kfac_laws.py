@@ -283,6 +283,7 @@ def test_low_rank_corrections_have_factors():
 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_einsum_is_a_layer(data):
     """Axes in any number and order: those of the weight alone are outputs, those it shares are inputs, or groups if the
     result has them too."""

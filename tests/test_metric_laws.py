@@ -88,6 +88,7 @@ def test_stochastic_diagonal_and_trace_know_their_error(getkey):
     assert trace.standard_error < 0.2 * np.trace(matrix)
 
 
+@pytest.mark.slow
 def test_accumulation_over_batches_is_the_metric_of_all_data(getkey):
     case, metric, matrix = metric_and_matrix()
     build = lambda x: ng.pullback(case.model, case.geometry, case.params, x)

@@ -180,6 +180,7 @@ def test_the_average_of_fisher_matrices_with_rate_one_over_k_is_the_same_filter(
     np.testing.assert_allclose(np.linalg.inv(opt.covariance(state)) / 26, average, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_online_natural_gradient_is_efficient_beyond_exponential_families():
     """The location of a Cauchy distribution, of Fisher information 1/2: k times the mean squared error tends to 2."""
     chains, length = 4000, 2000

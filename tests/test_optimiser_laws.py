@@ -373,6 +373,7 @@ def test_line_searches_find_what_they_look_for():
     assert bool(enough(float(info.step_size))) and not bool(enough(2 * float(info.step_size)))
 
 
+@pytest.mark.slow
 def test_terms_add_losses_and_metrics():
     params, (x, y) = classifier_problem()
     x2, y2 = normal(9, 7, 3), normal(10, 7, 3)
@@ -475,6 +476,7 @@ def test_staggered_blocks_take_turns():
 
 
 @pytest.mark.users_defaults
+@pytest.mark.slow
 def test_an_inner_solve_goes_to_the_minimum_of_the_linearised_loss():
     """Of a linear model that is the minimum itself, in one step, with and without `l2`; Gauss-Newton takes many."""
     x, w = normal(1, 40, 3), jnp.zeros(3)
@@ -491,6 +493,7 @@ def test_an_inner_solve_goes_to_the_minimum_of_the_linearised_loss():
 
 
 @pytest.mark.users_defaults
+@pytest.mark.slow
 def test_inner_solves_of_networks_lower_the_loss_and_follow_given_gradients():
     params, (x, y) = classifier_problem()
     opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.InnerSolve(optax.adam(0.1), 5), step=ng.ConstantStep(1.0))

@@ -45,6 +45,7 @@ def test_the_metric_is_what_remains_of_the_dissimilarity():
         np.testing.assert_allclose(exact / quadratic, 1, atol=50 * radius)
 
 
+@pytest.mark.slow
 def test_gaussians():
     for mean, deviation in _gaussians.CENTRES:
         metric = _gaussians.fisher_metric(jnp.array([mean, deviation]))

@@ -339,6 +339,7 @@ def test_a_solver_of_ones_own_and_too_few_steps():
     assert short.result == ng.PROXIMAL_RESULTS.unfinished and short.residual > 1e-3
 
 
+@pytest.mark.slow
 def test_inner_iterations_stay_on_the_simplex():
     p, losses = jnp.array([0.2, 0.5, 0.3]), jnp.array([1.0, -0.4, 0.3])
     geometry, linear = ng.DualFisher(ng.Categorical(3)), lambda p: losses @ p
@@ -378,6 +379,7 @@ def test_a_minimum_is_its_own_trust_region():
 
 
 @pytest.mark.users_defaults
+@pytest.mark.slow
 def test_parameters_of_several_dtypes():
     w = {"a": jnp.array([1.0, 2.0], jnp.float32), "b": jnp.array([0.5])}
     cost = lambda w: jnp.sum(w["a"].astype(float) ** 2) + jnp.sum(jnp.cos(w["b"]))
@@ -391,6 +393,7 @@ def test_parameters_of_several_dtypes():
     np.testing.assert_allclose(found.divergence, 0.1, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_steps_have_derivatives():
     w = jnp.array([-0.5])
     for step in (ng.mirror_step, ng.natural_step):
