@@ -275,6 +275,7 @@ def test_eager_compiled_and_half_precision_evaluation_agree(name):
 
 @hypothesis.given(st.lists(st.integers(0, 3), max_size=3), st.integers(1, 4))
 @hypothesis.settings(max_examples=4)
+@pytest.mark.slow
 def test_any_leading_shape(lead, classes):
     shape = (*lead, classes)
     eta = jnp.asarray(np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape))

@@ -104,6 +104,7 @@ def test_derivatives_that_a_user_defines_are_used():
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_expand_and_reduce_are_exact_where_they_belong():
     params = {"w": normal(1, 4, 5), "v": normal(2, 5, 3), "b": normal(3, 3)}
     each = lambda params, x: affine(x @ params["w"], params["v"], params["b"])

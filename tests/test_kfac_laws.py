@@ -134,6 +134,7 @@ def test_linear_regression_in_one_step():
         assert max(np.abs(ravel(jax.grad(loss)(new)))) < 1e-10
 
 
+@pytest.mark.slow
 def test_undamped_steps_do_not_depend_on_affine_maps_of_units():
     """Inputs and hidden units in other coordinates: the function after a step is the same. A gradient step is not."""
     model, params, x = mlp()
@@ -199,6 +200,7 @@ def test_samples_are_unbiased_with_the_error_of_samples():
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_the_same_in_many_spellings():
     """Products, transposes, einsum, vmap, jit, checkpoint, casts: one metric."""
     params, x = {"w": normal(1, 4, 5), "b": normal(2, 5), "v": normal(3, 5, 3)}, normal(4, 6, 4)

@@ -200,6 +200,7 @@ def test_the_online_natural_gradient_is_efficient_beyond_exponential_families():
     np.testing.assert_allclose(state.precision[:, 0, 0] ** 2, 2 / (length + 1), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_diagonals_and_low_rank_are_what_they_say():
     params, x = problem()
     y = normal(5, 25, 2)

@@ -72,6 +72,7 @@ def test_factored_damping_is_that_of_the_metric():
     np.testing.assert_allclose(ravel(found), ravel(params) - ravel(step), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_corrected_eigenvalues_are_averaged_from_those_of_the_factors():
     """At the first step, half of the values are products of eigenvalues and half are second moments: the average has
     forgotten nothing yet."""
@@ -322,6 +323,7 @@ def test_an_average_that_batches_speak_against_is_begun_anew():
     assert info.step_size > 0
 
 
+@pytest.mark.slow
 def test_huge_natural_gradients_at_first_do_not_lead_past_the_minimum():
     """A rate that is far too small, whose natural gradient is huge and the metric small."""
     rate = lambda w, x: w + jnp.zeros_like(x)

@@ -251,6 +251,7 @@ def test_weight_decay_is_no_momentum():
     np.testing.assert_allclose(w, 0.99**20 * np.ones((2, 1)), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_examples_without_weight_hurt_nobody():
     """Padding: pieces and parts in which no example counts."""
     params, (x, y) = classifier_problem()

@@ -89,6 +89,7 @@ def test_vectors_covectors_and_metrics():
     np.testing.assert_allclose(np.linalg.norm(oval @ found["jacobian"].T, axis=1), 0.45, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_overparametrised_examples():
     found = _overparametrised.redundant()
     np.testing.assert_allclose(found["own"], [3.0, 3.0], rtol=1e-9)

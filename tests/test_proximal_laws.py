@@ -264,6 +264,7 @@ def test_a_proximal_point_solves_the_trust_region_of_its_own_radius(name):
     np.testing.assert_allclose(found.divergence, point.divergence, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_of_convex_problems_every_trust_region_is_a_proximal_point():
     problem = lambda strength: ng.ProximalProblem(quadratic, ng.Euclidean(), strength)
     region = jax.jit(lambda radius: ng.trust_region_step(problem(1.0), jnp.asarray(W), radius))
@@ -359,6 +360,7 @@ def test_run_aways_are_not_taken_for_solutions():
     assert found.result in (ng.PROXIMAL_RESULTS.unfinished, ng.PROXIMAL_RESULTS.not_finite)
 
 
+@pytest.mark.slow
 def test_costs_that_refuse_points_outside_are_not_asked_there():
     family = ng.Gaussian(1)
     xi = family.to_moments((jnp.array([0.3]), jnp.array([[1.0]])))
