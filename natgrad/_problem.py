@@ -63,7 +63,9 @@ class Problem:
         self.model, self.objective = model, objective
         self.terms = as_terms(model, objective)
         self.steps, self.name, self.about = steps, name, about
-        _check_whole(steps=steps, batch_size=batch_size)
+        _check_whole("steps", steps)
+        if batch_size is not None:
+            _check_whole("batch_size", batch_size)
         check_params(params, "`Problem`")
         self.num_examples = sum(batch.size for _, batch in batches_of(self.terms, data))
         self.params, self.data, self.held_out = jax.tree.map(jnp.asarray, (params, data, held_out))
@@ -162,11 +164,9 @@ class Problem:
                 )
 
 
-def _check_whole(**numbers: Any) -> None:
-    for name, value in numbers.items():
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (is_whole and value > 0):
-            raise ValueError(f"`Problem` needs a whole number above 0 for `{name}`, but got {value!r}.")
+def _check_whole(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"`Problem` needs a whole number above 0 for `{name}`, but got {value!r}.")
 
 
 @functools.lru_cache(maxsize=2)

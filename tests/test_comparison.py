@@ -84,6 +84,7 @@ def test_minimal_labels_and_residuals_are_judged_too():
     [
         (dict(steps=0), "a whole number above 0 for `steps`, but got 0"),
         (dict(metrics={"each": lambda z, y: z[:, 0]}), r"the metric `each` must be one number .* has shape \(25,\)"),
+        (dict(steps=None), "a whole number above 0 for `steps`, but got None"),
         (dict(batch_size=5.0), "a whole number above 0 for `batch_size`, but got 5.0"),
         (dict(data=(jnp.array([[1.0, jnp.nan]]), jnp.array([0]))), r"`data\[0\]` with 1 of its 2 entries not finite"),
         (dict(held_out=(jnp.array([[jnp.inf, 1.0]]), jnp.array([0]))), r"`held_out\[0\]` with 1 of its 2 entries"),
@@ -143,6 +144,19 @@ def test_geometry_is_that_of_dense_matrices():
         "params['in']": "kronecker",
         "params['out']": "kronecker",
     }
+
+
+def test_approximations_that_are_missing_say_why(monkeypatch):
+    problem = classes()
+    examination = Examination(problem, {"K-FAC": ng.KFAC()})
+
+    def refused(structure, params, deadline):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(examination, "_compiled_step", refused)
+    examination.look("at the start", 0, problem.params)
+    (missing,) = examination.geometry().approximations
+    assert (missing.structure, missing.note) == ("exact", "no such thing") and math.isnan(missing.angle)
 
 
 def test_points_that_are_not_proper():

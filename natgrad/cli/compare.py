@@ -47,7 +47,7 @@ def compare(
     start = time.perf_counter()
     table = TableOptions(target, hidden, tuple(ignore or ()), task, batch_size)
     loaded = load(problem, seed, table)
-    chosen = [_method(name.strip()) for name in methods.split(",") if name.strip()]
+    chosen = [_method(name) for name in dict.fromkeys(map(str.strip, methods.split(",")))]
     prepare(out)
     limit = steps if steps is not None or seconds is not None else loaded.problem.steps
     with Screen(show=not (quiet or as_json)) as screen:

@@ -126,7 +126,7 @@ def _prepared(
             continue
         try:
             program = Program.compiled(method, problem, seed, budget.until(COMPILED))
-        except (OutOfTime, ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        except (OutOfTime, ValueError, TypeError, RuntimeError) as error:
             yield Outcome(method, None, [], "not run" if isinstance(error, OutOfTime) else "failed", str(error))
             continue
         longest[method.kind] = max(program.seconds, longest.get(method.kind, 0.0))

@@ -87,6 +87,8 @@ class Examination:
             return
         damping, exact = self._trusted(params, sum(point.spectrum) / self.problem.num_params, deadline)
         found = [] if exact is None else self._compared(name, params, exact, damping, deadline)
+        nan = math.nan
+        found += [Approximation(name, own, nan, nan, nan, nan, reason) for own, reason in self._failures.items()]
         # All at once, for an interruption to leave all of it or nothing.
         points, dampings, approximations = self._found
         self._found = [*points, point], [*dampings, damping], [*approximations, *found]
@@ -109,7 +111,7 @@ class Examination:
         return compared
 
     def geometry(self) -> Geometry:
-        return Geometry(*self._found, self._structure_report())
+        return Geometry(*self._found, self._structure_report)
 
     def _trusted(self, params: PyTree, mean: float, deadline: float) -> tuple[float, PyTree | None]:
         """The least damping with which the exact step lowers the loss by half of what is predicted, and that step."""
@@ -133,7 +135,7 @@ class Examination:
         try:
             if name not in self._steps:
                 self._steps[name] = self._compiled_step(self.structures[name], params, deadline)
-        except (OutOfTime, ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        except (OutOfTime, ValueError, TypeError, RuntimeError) as error:
             self._failures[name] = str(error)
             return None
         return self._steps[name](params, np.asarray(damping, float))
@@ -173,6 +175,7 @@ class Examination:
         angle = jnp.degrees(jnp.arccos(jnp.clip(cosine, -1, 1)))
         return angle, norms[0] / norms[1], slope * best / 2, loss - after
 
+    @functools.cached_property
     def _structure_report(self) -> list[BlockReport]:
         """What K-FAC, or else another structure, made of every parameter."""
         for structure in self.structures.values():

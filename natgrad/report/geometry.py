@@ -13,7 +13,8 @@ def geometry_section(report: dict[str, Any], spectrum: Chart | None, angles: Cha
     """What the metric looks like, and how well its approximations do."""
     geometry = report["geometry"]
     if geometry is None:
-        return section("geometry", "Geometry", element("p", "It was not looked at. `natgrad inspect` does."))
+        left_out = join(["It was not looked at. ", element("code", "natgrad inspect"), " does."])
+        return section("geometry", "Geometry", element("p", left_out))
     parameters = report["problem"]["parameters"]
     sentences = [element("li", _rank(point, parameters)) for point in geometry["points"]]
     return section(
