@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from natgrad._backend import require_sound
 from natgrad._check import Requirement, is_concrete
 from natgrad._types import Output
 
@@ -54,6 +55,7 @@ def example_axes(x: PyTree, in_axes: PyTree, subject: str) -> list[int | None]:
 
 
 def check_params(params: PyTree, subject: str) -> None:
+    require_sound()
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError(f"{subject} got `params` without any array.")

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "natgrad"
 
 # Each part may import the parts of the lines above its own. Parts on one line never see each other.
 LAYERS = [
-    ["_types", "_files", "_progress", "_text"],
+    ["_types", "_backend", "_files", "_progress", "_text"],
     ["_tree"],
     ["_check", "_vector"],
     ["_linalg", "_model"],

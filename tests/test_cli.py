@@ -19,6 +19,7 @@ for package in ("plotly", "rich", "typer"):
 from typer.main import get_command  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
+from natgrad import _backend  # noqa: E402
 from natgrad.cli import app  # noqa: E402
 
 pytestmark = [pytest.mark.users_defaults, pytest.mark.float32, pytest.mark.xdist_group("cli")]
@@ -29,6 +30,7 @@ PROBLEM = """
 import jax
 import jax.numpy as jnp
 import natgrad as ng
+from natgrad import _backend
 
 
 def model(params, x):
@@ -170,6 +172,10 @@ def test_doctor_tests_and_tells(monkeypatch):
     monkeypatch.setattr(doctor, "checks", lambda: [doctor.Check("a product", float("inf"), 1.0)])
     broken = run("doctor")
     assert broken.exit_code == 1 and "FAILED" in broken.stdout and "cannot be trusted" in broken.stderr
+    monkeypatch.setattr(_backend, "error_of", lambda backend: 0.78)
+    miscompiled = run("doctor")
+    assert miscompiled.exit_code == 1 and "FAILED compiled programs" in miscompiled.stdout
+    assert "computes wrong numbers" in miscompiled.stderr and "bug in natgrad" not in miscompiled.stderr
 
 
 @pytest.mark.slow

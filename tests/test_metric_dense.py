@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import assert_close, flat, ravel
 from jax.flatten_util import ravel_pytree
-from models import MODELS, WITH_LOSS, normal
+from models import MODELS, WITH_LOSS
 
 import natgrad as ng
 
@@ -210,25 +210,3 @@ def test_mixed_parameter_dtypes():
     assert jax.tree.map(lambda leaf: leaf.dtype, product) == jax.tree.map(lambda leaf: leaf.dtype, mixed)
     assert matrix.dtype == jnp.float64
     assert solution.result == ng.RESULTS.successful
-
-
-@pytest.mark.slow
-@pytest.mark.float32
-def test_many_rows_at_once_are_the_rows_one_by_one():
-    """At a size at which XLA for CPUs has returned wrong rows for a batched product."""
-    sizes = (784, 1000, 1000, 10)
-    params = [normal(i, a, b) / a**0.5 for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False))]
-
-    def model(params, x):
-        for w in params[:-1]:
-            x = jax.nn.relu(x @ w)
-        return x @ params[-1]
-
-    metric = jax.jit(lambda: ng.pullback(model, ng.Fisher(ng.Categorical()), params, normal(9, 256, 784)))()
-    round_trip = lambda metric, u: metric.root_mv(metric.root_transpose_mv(u))
-    rows = np.linspace(0, metric.root_size - 1, 18).astype(int)
-    basis = jnp.asarray(np.eye(metric.root_size, dtype=np.float32)[rows])
-    together = jax.jit(jax.vmap(round_trip, (None, 0)))(metric, basis)
-    single = jax.jit(round_trip)
-    alone = np.stack([single(metric, u) for u in basis])
-    np.testing.assert_allclose(together, alone, atol=1e-4 * np.abs(alone).max())

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from natgrad import _linalg, _tree
+from natgrad._backend import require_sound
 from natgrad._check import Requirement, real_array, require
 from natgrad._types import Key, Matrix, Output, Scalar
 
@@ -96,6 +97,7 @@ class AbstractGeometry(eqx.Module):
     __rmul__ = __mul__
 
     def _output(self, z: Output, method: str, name: str = "z") -> Output:
+        require_sound()
         z = as_output(z, f"`{type(self).__name__}.{method}`", name)
         self._check(_tree.at_least_float32(z), method)
         return z

@@ -17,8 +17,6 @@ from natgrad._vector import Covector, Vector, untyped
 
 # How many numbers a chunk of rows may hold while a dense quantity is put together.
 CHUNK = 2**25
-# How many rows times rows of the root may be in one product.
-ROWS = 2**14
 
 
 class AbstractMetric(lx.AbstractLinearOperator):
@@ -122,7 +120,7 @@ class AbstractMetric(lx.AbstractLinearOperator):
             basis = jnp.zeros(size, self._dtype).at[index].set(1.0)
             return self.root_mv(self.root_transpose_mv(basis))
 
-        return jax.lax.map(row, jnp.arange(size), batch_size=row_chunk(self))
+        return jax.lax.map(row, jnp.arange(size), batch_size=chunk_size(max(size, self.in_size())))
 
     def restrict(self, filter_spec: PyTree) -> "AbstractMetric":
         """The metric on the parameters that `filter_spec` selects (`True` or a condition on leaves, as in
@@ -173,7 +171,7 @@ class AbstractMetric(lx.AbstractLinearOperator):
         """`keep(rows)` for chunks of rows of the root, stacked; zero rows fill the last chunk."""
         count = self.root_size
         assert count is not None
-        chunk = min(row_chunk(self), count)
+        chunk = min(chunk_size(max(count, self.in_size())), count)
 
         def rows(start):
             indices = start + jnp.arange(chunk)
@@ -335,15 +333,6 @@ class RestrictedMetric(AbstractDerivedMetric):
 
 def chunk_size(size: int) -> int:
     return max(1, min(256, CHUNK // max(size, 1)))
-
-
-def row_chunk(metric: "AbstractMetric") -> int:
-    """How many rows of the root to form at once.
-
-    Rows mapped together become one matrix product over rows times examples. Beyond a few thousand of these, XLA for
-    CPUs (JAX 0.10) has returned wrong rows, so chunks stay well below."""
-    assert metric.root_size is not None
-    return max(1, min(chunk_size(metric.in_size()), ROWS // max(metric.root_size, 1)))
 
 
 # What lineax asks of an operator, answered once for all metrics.

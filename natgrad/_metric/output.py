@@ -126,9 +126,7 @@ class ColumnsOutputMetric(AbstractOutputMetric):
 
     def root_transpose_mv(self, c):
         c = self._centre(c.reshape(self._shape))
-        # Not `einsum`: mapped over many rows, XLA for CPUs (JAX 0.10) returns wrong rows for that batched product.
-        weigh = lambda s: jnp.sum(c.reshape(*c.shape, *(1,) * (s.ndim - 2)).astype(s.dtype) * s, axis=1)
-        return jax.tree.map(weigh, self.columns)
+        return jax.tree.map(lambda s: jnp.einsum("nc,nc...->n...", c.astype(s.dtype), s), self.columns)
 
     def sample(self, key):
         noise = jax.random.normal(key, (self.root_size,), _tree.wide(jax.tree.leaves(self.columns)[0]))

@@ -12,6 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import natgrad as ng
+from natgrad import _backend
 from natgrad.cli import options
 from natgrad.cli.failure import Failure, reported
 
@@ -43,6 +44,9 @@ class Check(NamedTuple):
     def is_passed(self) -> bool:
         return self.error <= self.tolerance
 
+    def __str__(self) -> str:
+        return f"{'ok' if self.is_passed else 'FAILED':7}{self.name} (off by {self.error:.1e})"
+
 
 @reported
 def doctor(quiet: options.Quiet = False, debug: options.Debug = False) -> None:
@@ -62,14 +66,17 @@ def doctor(quiet: options.Quiet = False, debug: options.Debug = False) -> None:
     free = shutil.disk_usage(".").free
     tell(f"Disk: {free / 1e9:.0f} GB free here")
     tell("Tests:")
+    compiler = Check("compiled programs agree with NumPy", _backend.error_of(jax.default_backend()), _backend.TOLERANCE)
+    tell(f"  {compiler}")
+    if not compiler.is_passed:
+        _backend.require_sound()
     failed = 0
     for precision in ("single", "double"):
         with jax.enable_x64(precision == "double"):
             start = time.perf_counter()
             for check in checks():
                 failed += not check.is_passed
-                mark = "ok" if check.is_passed else "FAILED"
-                tell(f"  {mark:7}{precision}: {check.name} (off by {check.error:.1e})")
+                tell(f"  {check} in {precision} precision")
             tell(f"  {time.perf_counter() - start:.1f} s")
     if failed:
         raise Failure(f"{failed} of the tests failed. Results of natgrad cannot be trusted here.")

@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+from natgrad._backend import CompilerError
+
 FAILED, INTERRUPTED = 1, 130
 
 
@@ -31,7 +33,7 @@ def reported(command: Callable) -> Callable:
             raise typer.Exit(INTERRUPTED) from None
         except (typer.BadParameter, typer.Exit, typer.Abort):
             raise
-        except Failure as failure:
+        except (Failure, CompilerError) as failure:
             _tell(str(failure), given)
         except (ValueError, TypeError, OSError, ImportError) as error:
             _tell(described(error, given.get("problem")), given)
