@@ -1,13 +1,176 @@
-"""Dense linear algebra shared by families, geometries and metrics."""
+r"""Dense linear algebra shared by families, geometries, metrics and solvers.
 
+Factorisations take one matrix, or a stack of them along leading axes, and go through a stack one matrix at a time on
+CPUs, also under `jax.vmap`. LAPACK calls on whole stacks can hang there: jaxlib (seen in 0.10.1, not in 0.8.0 and
+0.12.0) splits a stack into tasks for the thread pool in which the call itself waits for them, and as many such calls at
+once as there are threads wait forever. With many cores they also corrupt memory
+(https://github.com/jax-ml/jax/issues/39292). Calls on one matrix do neither. For matrices of 20 rows and more the loop
+costs nothing; for stacks of thousands of matrices of 2 rows, three times as much. Look again when jaxlib before 0.11 is
+no longer supported: `tests/test_linalg.py` has a program that hangs."""
+
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from natgrad._types import Matrix
+
+Matrices = Float[Array, "*stack n n"]
+Columns = Float[Array, "... n k"]
+
+
+def one_by_one(function: Callable) -> Callable:
+    """A function of matrices as one of stacks of matrices, called for one after the other on CPUs."""
+
+    @jax.custom_batching.custom_vmap
+    def guarded(*matrices: Any) -> Any:
+        return function(*matrices)
+
+    @guarded.def_vmap
+    def _(axis_size: int, is_batched: list[bool], *matrices: Any) -> tuple[Any, Any]:
+        spread = lambda x, is_spread: x if is_spread else jnp.broadcast_to(x, (axis_size, *x.shape))
+        stacks = [spread(x, is_spread) for x, is_spread in zip(matrices, is_batched, strict=True)]
+        results = jax.lax.platform_dependent(
+            *stacks,
+            cpu=lambda *stacks: jax.lax.map(lambda matrices: guarded(*matrices), stacks),
+            default=lambda *stacks: jax.vmap(function)(*stacks),
+        )
+        return results, jax.tree.map(lambda _: True, results)
+
+    @functools.wraps(function)
+    def of_stacks(*stacks: Any) -> Any:
+        lead = jnp.broadcast_shapes(*(stack.shape[:-2] for stack in stacks))
+        if not lead:
+            return guarded(*stacks)
+        joined = [
+            jnp.broadcast_to(stack, (*lead, *stack.shape[-2:])).reshape(-1, *stack.shape[-2:]) for stack in stacks
+        ]
+        results = jax.vmap(guarded)(*joined)
+        return jax.tree.map(lambda result: result.reshape(*lead, *result.shape[1:]), results)
+
+    return of_stacks
+
+
+_cholesky = one_by_one(lambda matrix: jax.lax.linalg.cholesky(matrix, symmetrize_input=False))
+_eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix, symmetrize_input=False)))
+_eigvalsh = one_by_one(lambda matrix: jnp.linalg.eigvalsh(matrix, symmetrize_input=False))
+_forward = one_by_one(lambda root, b: jax.lax.linalg.triangular_solve(root, b, left_side=True, lower=True))
+_backward = one_by_one(
+    lambda root, b: jax.lax.linalg.triangular_solve(root, b, left_side=True, lower=True, transpose_a=True)
+)
+_svd = one_by_one(lambda matrix: tuple(jnp.linalg.svd(matrix, full_matrices=False)))
+least_squares = one_by_one(lambda matrix, b: jnp.linalg.lstsq(matrix, b)[0])
+
+
+@one_by_one
+def _inverse(matrix: Matrix) -> Matrix:
+    root = jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
+    solve = functools.partial(jax.lax.linalg.triangular_solve, root, left_side=True, lower=True)
+    return solve(solve(jnp.eye(len(matrix), dtype=matrix.dtype)), transpose_a=True)
+
+
+@jax.custom_jvp
+def inverse(matrix: Matrices) -> Matrices:
+    """The inverse of a positive definite matrix, of which the lower half is read; NaN where it is not positive
+    definite."""
+    return _inverse(matrix)
+
+
+@inverse.defjvp
+def _(primals, tangents):
+    found = inverse(*primals)
+    return found, -found @ tangents[0] @ found
+
+
+@jax.custom_jvp
+def svd(matrix: Float[Array, "*stack m n"]) -> tuple[Any, Any, Any]:
+    """The singular value decomposition, with as many singular values as the shorter side has entries."""
+    return _svd(matrix)
+
+
+@svd.defjvp
+def _(primals, tangents):
+    return jax.jvp(lambda matrix: tuple(jnp.linalg.svd(matrix, full_matrices=False)), primals, tangents)
+
+
+@jax.custom_jvp
+def cholesky(matrix: Matrices) -> Matrices:
+    r"""The lower triangular $L$ with $L L^\top$ the given matrix, of which the lower half is read; NaN where it is not
+    positive definite."""
+    return _cholesky(matrix)
+
+
+@cholesky.defjvp
+def _(primals, tangents):
+    r"""$dL = L\,\Phi(L^{-1}\,dA\,L^{-\top})$, where $\Phi$ takes the lower half, and half of the diagonal."""
+    root = cholesky(*primals)
+    lower = jnp.tril(tangents[0])
+    change = lower + jnp.tril(lower, -1).mT
+    inside = triangular_solve(root, triangular_solve(root, change).mT)
+    half = jnp.tril(inside) - identity_like(inside) * inside / 2
+    return root, root @ half
+
+
+def triangular_solve(root: Matrices, b: Columns, *, transposed: bool = False) -> Columns:
+    r"""$L^{-1}b$ for a lower triangular matrix $L$, or $L^{-\top}b$."""
+    lead = jnp.broadcast_shapes(root.shape[:-2], b.shape[:-2])
+    root, b = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (root, b))
+    forward = lambda _, b: _forward(root, b)
+    backward = lambda _, b: _backward(root, b)
+    if transposed:
+        return jax.lax.custom_linear_solve(lambda x: jnp.tril(root).mT @ x, b, backward, forward)
+    return jax.lax.custom_linear_solve(lambda x: jnp.tril(root) @ x, b, forward, backward)
+
+
+def cholesky_solve(root: Matrices, b: Columns) -> Columns:
+    r"""$(L L^\top)^{-1}b$ for a Cholesky factor $L$."""
+    return triangular_solve(root, triangular_solve(root, b), transposed=True)
+
+
+@jax.custom_jvp
+def eigh(matrix: Matrices) -> tuple[Float[Array, "*stack n"], Matrices]:
+    """Eigenvalues in ascending order and eigenvectors (in columns) of a symmetric matrix. Derivatives are not finite
+    where eigenvalues are equal."""
+    return _eigh(matrix)
+
+
+@eigh.defjvp
+def _(primals, tangents):
+    values, vectors = eigh(*primals)
+    inside = vectors.mT @ tangents[0] @ vectors
+    identity = identity_like(inside)
+    gaps = values[..., None, :] - values[..., :, None] + identity
+    return (values, vectors), (
+        jnp.diagonal(inside, axis1=-2, axis2=-1),
+        vectors @ (inside * (1 / gaps - identity)),
+    )
+
+
+@jax.custom_jvp
+def eigvalsh(matrix: Matrices) -> Float[Array, "*stack n"]:
+    """The eigenvalues of a symmetric matrix in ascending order, for a third of the cost of `eigh`."""
+    return _eigvalsh(matrix)
+
+
+@eigvalsh.defjvp
+def _(primals, tangents):
+    (values, _), (changes, _) = jax.jvp(eigh, primals, tangents)
+    return values, changes
+
+
+def pseudo_inverse(matrix: Matrix) -> Matrix:
+    """The pseudo-inverse of a symmetric matrix. Eigenvalues that cannot be told from zero are zero."""
+    values, vectors = eigh((matrix + matrix.T) / 2)
+    is_kept = jnp.abs(values) > 10 * values.size * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), initial=0.0)
+    return (vectors * jnp.where(is_kept, 1 / jnp.where(is_kept, values, 1.0), 0.0)[None, :]) @ vectors.T
+
+
+def identity_like(matrices: Matrices) -> Matrices:
+    return jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
 
 
 def dense(mv: Callable[[PyTree], PyTree], like: PyTree) -> Matrix:
@@ -22,6 +185,6 @@ def square_root(matrix: Matrix) -> Matrix:
 
     Eigenvalues that are negative by rounding count as zero. One that is negative beyond rounding
     leaves `nan` in its column, so that an indefinite matrix never passes for a semidefinite one."""
-    values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
+    values, vectors = eigh((matrix + matrix.T) / 2)
     rounding = matrix.shape[0] * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.abs(values), initial=0.0)
     return vectors * jnp.sqrt(jnp.where(jnp.abs(values) <= 8 * rounding, 0.0, values))[None, :]

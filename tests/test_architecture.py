@@ -366,6 +366,19 @@ def test_machine_path_is_caught():
     assert machine_paths("https://example.org/" + "work/page ~/" + "work/x") == []
 
 
+def factorisers(sources: dict[str, str]) -> list[str]:
+    """Modules that call LAPACK through JAX, other than to draw figures."""
+    calls = r"(jnp|scipy|lax|jsp)\.linalg\.(cholesky|cho_|eig|svd|lstsq|solve|inv|pinv|qr|det|slogdet|triangular)"
+    found = [module for module, source in sources.items() if re.search(calls, source)]
+    return sorted(module for module in found if not module.startswith("plots."))
+
+
+def test_one_file_factorises_matrices():
+    """It goes through stacks of them one by one, since LAPACK calls on stacks can hang."""
+    assert factorisers(package_sources()) == ["_linalg"]
+    assert factorisers({"_a": "root = jnp.linalg.cholesky(matrix)"}) == ["_a"]
+
+
 def test_one_file_knows_the_parameters_of_equations():
     assert equation_readers(package_sources()) == ["_sites.compat"]
     assert equation_readers({"_a": "length = eqn.params['length']"}) == ["_a"]

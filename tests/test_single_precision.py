@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GEOMETRIES
+from helpers import GEOMETRIES, ravel
 from models import normal
 from zoo import integers
 
@@ -119,13 +119,13 @@ def test_products_with_a_metric(name):
             few = metric.restrict({key: key in ("w", "kernel", "q") for key in params})
             term = Bound(Term(model, ng.Categorical()), model, as_batch((x, None), "The batch"))
             evaluation = evaluate([term], params, 1.0, jnp.array(0), has_sites=True)
-            flat = [jax.flatten_util.ravel_pytree(jax.tree.map(lambda leaf: leaf[k], vectors))[0] for k in (0, 1)]
+            flat = jax.vmap(ravel)(vectors)
             unflatten = jax.flatten_util.ravel_pytree(params)[1]
             return {
                 "products": jax.vmap(metric.mv)(vectors),
                 "lengths": jax.vmap(metric.norm)(vectors),
                 "matrix": few._by_columns(lambda column, index: column),
-                "model": evaluation.inner_products(flat, unflatten),
+                "model": evaluation.inner_products(list(flat[:2]), unflatten),
             }
 
         return compute, (params, x, vectors)

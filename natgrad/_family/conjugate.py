@@ -5,6 +5,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from natgrad import _linalg
+from natgrad._types import Matrix
+
 MAX_STEPS = 100
 MAX_HALVINGS = 40
 
@@ -69,7 +72,7 @@ def _solve(family, xi: Array) -> tuple[Array, Array]:
         eta, value, _, count = carry
         moments, fisher = moments_and_fisher(family, eta)
         residual = moments - xi
-        step = -jnp.linalg.solve(fisher, residual)
+        step = -_solve_with(fisher, residual)
         converged = jnp.abs(jnp.vdot(step, residual)) <= rounding
         return *backtrack(eta, value, step), converged, count + 1
 
@@ -85,7 +88,11 @@ def _(primals, tangents):
     _, xi_dot = tangents
     eta, converged = _solve(family, xi)
     _, fisher = moments_and_fisher(family, eta)
-    return (eta, converged), (jnp.linalg.solve(fisher, xi_dot), None)
+    return (eta, converged), (_solve_with(fisher, xi_dot), None)
+
+
+def _solve_with(fisher: Matrix, covector: Array) -> Array:
+    return _linalg.cholesky_solve(_linalg.cholesky(fisher), covector[:, None])[:, 0]
 
 
 def moments_and_fisher(family, eta: Array) -> tuple[Array, Array]:

@@ -1,8 +1,8 @@
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from natgrad import _linalg
 from natgrad._check import require
 from natgrad._family import gaussian_precision as centred
 from natgrad._family.base import AbstractFamily, all_finite
@@ -51,7 +51,7 @@ class Gaussian(AbstractFamily):
     def _log_partition(self, eta):
         h, precision = eta
         root = centred.cholesky(precision)
-        whitened = jax.scipy.linalg.solve_triangular(root, h[..., None], lower=True)
+        whitened = _linalg.triangular_solve(root, h[..., None])
         return jnp.sum(whitened**2) / 2 + centred.log_normaliser(root)
 
     def _statistics(self, x):
@@ -99,7 +99,7 @@ class Gaussian(AbstractFamily):
 
 
 def mean_of(h: Array, precision: Array) -> Array:
-    return jax.scipy.linalg.cho_solve((centred.cholesky(precision), True), h[..., None])[..., 0]
+    return _linalg.cholesky_solve(centred.cholesky(precision), h[..., None])[..., 0]
 
 
 def natural_of(mean: Array, covariance: Array) -> tuple[Array, Array]:

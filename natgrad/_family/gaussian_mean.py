@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from natgrad import _linalg
 from natgrad._check import Requirement, real_array, require
 from natgrad._family.base import AbstractFamily, all_finite
 from natgrad._family.symmetric import positive_definite, symmetrise
@@ -78,7 +79,7 @@ class GaussianMean(AbstractFamily):
         covariance = self.covariance.astype(xi.dtype)
         if covariance.ndim < 2:
             return xi / jnp.broadcast_to(covariance, xi.shape)
-        solved = jax.scipy.linalg.cho_solve((self._root(xi.dtype), True), xi.reshape(-1, xi.shape[-1]).T)
+        solved = _linalg.cholesky_solve(self._root(xi.dtype), xi.reshape(-1, xi.shape[-1]).T)
         return solved.T.reshape(xi.shape)
 
     def _event_factor(self, eta):
@@ -93,7 +94,7 @@ class GaussianMean(AbstractFamily):
 
     def _root(self, dtype):
         covariance = self.covariance.astype(dtype)
-        return jnp.linalg.cholesky(covariance) if covariance.ndim == 2 else jnp.sqrt(covariance)
+        return _linalg.cholesky(covariance) if covariance.ndim == 2 else jnp.sqrt(covariance)
 
     def _log_normaliser(self, x):
         """Log density of the base measure at zero, summed over the events of an array like `x`."""

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from natgrad import _linalg
 from natgrad._family.base import AbstractFamily
 from natgrad._family.special import log_divergence
 from natgrad._family.symmetric import orthonormal_basis, outer, positive_definite, symmetrise
@@ -71,23 +72,21 @@ class GaussianPrecision(AbstractFamily):
 
 
 def cholesky(matrix):
-    return jnp.linalg.cholesky(symmetrise(matrix), symmetrize_input=False)
+    return _linalg.cholesky(symmetrise(matrix))
 
 
 def inverse(matrix):
-    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
-    return symmetrise(jax.scipy.linalg.cho_solve((cholesky(matrix), True), identity))
+    return symmetrise(_linalg.inverse(symmetrise(matrix)))
 
 
 def covariance_root(precision_root):
     r"""$R$ with $R R^\top = \Lambda^{-1}$, from the Cholesky factor of $\Lambda$."""
-    identity = jnp.broadcast_to(jnp.eye(precision_root.shape[-1], dtype=precision_root.dtype), precision_root.shape)
-    return jax.scipy.linalg.solve_triangular(precision_root, identity, trans=1, lower=True)
+    return _linalg.triangular_solve(precision_root, _linalg.identity_like(precision_root), transposed=True)
 
 
 def draw_centred(precision_root, key):
     noise = jax.random.normal(key, precision_root.shape[:-1], precision_root.dtype)
-    return jax.scipy.linalg.solve_triangular(precision_root, noise[..., None], trans=1, lower=True)[..., 0]
+    return _linalg.triangular_solve(precision_root, noise[..., None], transposed=True)[..., 0]
 
 
 def half_log_determinant(root):
@@ -104,6 +103,6 @@ def kl_centred(root1, root2):
 
     With $C = L_1^{-1}L_2$, which is triangular, that is $\frac12\sum_i(C_{ii}^2 - 1 - \log C_{ii}^2)$ and half the
     squares below the diagonal: non-negative terms, none of which cancels."""
-    mixed = jax.scipy.linalg.solve_triangular(root1, root2, lower=True)
+    mixed = _linalg.triangular_solve(root1, root2)
     scales = jnp.diagonal(mixed, axis1=-2, axis2=-1) ** 2
     return (jnp.sum(log_divergence(jnp.ones_like(scales), scales)) + jnp.sum(jnp.tril(mixed, -1) ** 2)) / 2

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from natgrad._check import Requirement
+from natgrad._linalg import cholesky
 
 
 def symmetrise(matrix: Float[Array, "*lead d d"]) -> Float[Array, "*lead d d"]:
@@ -28,7 +29,7 @@ def is_symmetric(matrix: Float[Array, "*lead d d"]) -> Bool[Array, ""]:
 
 
 def is_positive_definite(matrix: Float[Array, "*lead d d"]) -> Bool[Array, ""]:
-    return jnp.all(jnp.isfinite(jnp.linalg.cholesky(symmetrise(matrix))))
+    return jnp.all(jnp.isfinite(cholesky(symmetrise(matrix))))
 
 
 def positive_definite(matrix: Float[Array, "*lead d d"], name: str) -> list[Requirement]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from natgrad import _linalg
 from natgrad._check import Requirement, real_array, require
 from natgrad._types import Scalar
 
@@ -66,18 +67,18 @@ class PositiveDefinite(AbstractConstraint):
     margin: float = 1e-6
 
     def contains(self, w):
-        return jnp.all(jnp.linalg.eigvalsh((w + jnp.swapaxes(w, -1, -2)) / 2) >= self.margin * (1 - 1e-3))
+        return jnp.all(_linalg.eigvalsh((w + jnp.swapaxes(w, -1, -2)) / 2) >= self.margin * (1 - 1e-3))
 
     def project(self, w):
         # The nearest matrix in the Frobenius norm keeps the eigenvectors.
-        values, vectors = jnp.linalg.eigh((w + jnp.swapaxes(w, -1, -2)) / 2)
+        values, vectors = _linalg.eigh((w + jnp.swapaxes(w, -1, -2)) / 2)
         return (vectors * jnp.maximum(values, self.margin)[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
 
     def clip(self, w):
         return self.project(w)
 
     def barrier(self, w):
-        root = jnp.linalg.cholesky((w + jnp.swapaxes(w, -1, -2)) / 2)
+        root = _linalg.cholesky((w + jnp.swapaxes(w, -1, -2)) / 2)
         value = -2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
         return jnp.where(jnp.isfinite(value), value, jnp.inf)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from natgrad import _tree
+from natgrad import _linalg, _tree
 from natgrad._check import Requirement, is_concrete, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._manifold.chart import reparametrise
@@ -128,14 +128,14 @@ def check_projection(task: Task, params: PyTree) -> Projection:
     blocks = jax.vmap(task.geometry.metric_matrix)(task.outputs(params))
     M = _block_diagonal(blocks, task.outputs(params)) / len(blocks)
     d = jax.grad(lambda z: jnp.mean(jax.vmap(task.loss)(unflatten(z), task.y)))(z)
-    natural = jnp.linalg.pinv(J.T @ M @ J, hermitian=True) @ (J.T @ d)
+    natural = _linalg.pseudo_inverse(J.T @ M @ J) @ (J.T @ d)
     pushed = J @ natural
-    values, vectors = jnp.linalg.eigh(M)
+    values, vectors = _linalg.eigh(M)
     keep = values > len(values) * jnp.finfo(values.dtype).eps * jnp.max(values)
     whiten = jnp.where(keep, jnp.sqrt(jnp.where(keep, values, 1.0)), 0.0)[:, None] * vectors.T
-    ambient = jnp.linalg.pinv(M, hermitian=True) @ d
+    ambient = _linalg.pseudo_inverse(M) @ d
     # The point of the tangent space closest to the ambient gradient, by least squares in the metric of the outputs.
-    nearest = jnp.linalg.lstsq(whiten @ J, whiten @ ambient)[0]
+    nearest = _linalg.least_squares(whiten @ J, (whiten @ ambient)[:, None])[:, 0]
     projected = J @ nearest
     # Directions that the output metric cannot see are left out of the comparison.
     return Projection(pushed, projected, jnp.max(jnp.abs(whiten @ (pushed - projected))))

@@ -2,7 +2,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from natgrad import _tree
+from natgrad import _linalg, _tree
 from natgrad._metric.base import AbstractMetric
 from natgrad._types import Scalar
 
@@ -28,7 +28,7 @@ def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
         matrix = metric.root_gram()
     else:
         matrix = metric.as_matrix()
-    spectrum = jnp.linalg.eigvalsh((matrix + matrix.T) / 2)[::-1]
+    spectrum = _linalg.eigvalsh((matrix + matrix.T) / 2)[::-1]
     relative = size * jnp.finfo(spectrum.dtype).eps if rtol is None else rtol
     cutoff = relative * jnp.max(jnp.abs(spectrum), initial=0.0)
     count = jnp.sum(jnp.abs(spectrum) > cutoff)
@@ -38,7 +38,7 @@ def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
 def null_space(metric: AbstractMetric, *, rtol: float | None = None) -> PyTree:
     """An orthonormal basis of the directions that the metric gives no length, along a new leading axis of trees like
     the parameters (dense: for few parameters)."""
-    values, vectors = jnp.linalg.eigh(metric.as_matrix())
+    values, vectors = _linalg.eigh(metric.as_matrix())
     relative = values.size * jnp.finfo(values.dtype).eps if rtol is None else rtol
     none = jnp.abs(values) <= relative * jnp.max(jnp.abs(values), initial=0.0)
     _, unflatten = _tree.flatten(metric._zeros())

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from natgrad import _tree
+from natgrad import _linalg, _tree
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.bregman import Bregman
 from natgrad._types import Key, Output
@@ -139,7 +139,7 @@ class ColumnsOutputMetric(AbstractOutputMetric):
     def coordinates(self, cotangents):
         def of_one(columns, cotangent):
             rows = jax.vmap(lambda column: _tree.flatten(column)[0])(columns)
-            return jnp.linalg.lstsq(rows.T, _tree.flatten(cotangent)[0].astype(rows.dtype))[0]
+            return _linalg.least_squares(rows.T, _tree.flatten(cotangent)[0].astype(rows.dtype)[:, None])[:, 0]
 
         return jax.vmap(of_one)(self.columns, cotangents).reshape(-1)
 

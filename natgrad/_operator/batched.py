@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from natgrad import _linalg
 from natgrad._operator.base import Eigen
 
 # How large a matrix has to be, next to a larger one, to be padded to its size; below some size all are.
@@ -24,9 +25,7 @@ def eigens(stacks: Sequence[Array]) -> list[Eigen]:
 def batched(function: Callable[[Array], Any], stacks: Sequence[Array]) -> list[Any]:
     """`function` of every stack of matrices, called once for all that have the same size and dtype."""
     joined, parts = _joined(stacks)
-    results: list[Any] = []
-    for matrices in joined:
-        results.append(function(_after(results[-1] if results else None, matrices)))
+    results = [function(matrices) for matrices in joined]
     own = lambda stack, part: jax.tree.map(
         lambda x: x[part.rows].reshape(*stack.shape[:-2], *x.shape[1:]), results[part.number]
     )
@@ -53,22 +52,11 @@ def _joined(stacks: Sequence[Array]) -> tuple[list[Array], list[_Part]]:
     return [jnp.concatenate(own) if len(own) > 1 else own[0] for own in by_kind.values()], parts
 
 
-def _after(previous: Any, matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
-    """The same matrices, for a call that waits for the results of another.
-
-    Calls of LAPACK in one program run at the same time on CPUs (JAX 0.10), and those for Cholesky factors have then
-    been seen to wait for each other forever. No number is above infinity, but compilers do not know."""
-    if previous is None:
-        return matrices
-    first = jax.tree.leaves(previous)[0].reshape(-1)[0]
-    return matrices + (first > jnp.inf).astype(matrices.dtype)
-
-
 def eigen(matrices: Float[Array, "m k k"]) -> Eigen:
     """Eigenvalues and eigenvectors of semidefinite matrices. Eigenvalues that cannot be told from zero are zero."""
     if matrices.shape[-1] == 1:
         return Eigen(jnp.maximum(matrices[:, 0], 0.0), jnp.ones_like(matrices))
-    values, vectors = jnp.linalg.eigh((matrices + matrices.mT) / 2)
+    values, vectors = _linalg.eigh((matrices + matrices.mT) / 2)
     return Eigen(without_rounding(values, matrices.shape[-1]), vectors)
 
 
@@ -105,7 +93,7 @@ def damped_inverses(
     for matrices, end in zip(joined, ends, strict=True):
         own = numbers[:, end - len(matrices) : end, None, None].astype(matrices.dtype)
         identity = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None]
-        found.append(_by_cholesky(_after(found[-1] if found else None, own[0] * matrices + own[1] * identity)))
+        found.append(_inverse(own[0] * matrices + own[1] * identity))
     # Where a factorisation fails, all entries are NaN.
     first = jnp.concatenate([inverses[:, 0, 0].astype(traces.dtype) for inverses in found])
     is_finite = jnp.isfinite(first)[np.argsort(np.concatenate(order))]
@@ -125,10 +113,7 @@ def _padded(matrices: Float[Array, "... k k"], size: int) -> Float[Array, "... l
     return jnp.pad(matrices, [(0, 0)] * (matrices.ndim - 2) + [(0, size - own)] * 2) if own < size else matrices
 
 
-def _by_cholesky(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
+def _inverse(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
     if matrices.shape[-1] == 1:
         return jnp.where(matrices > 0, 1 / matrices, jnp.nan)
-    identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
-    roots = jax.lax.linalg.cholesky(matrices, symmetrize_input=False)
-    solved = lambda b, **options: jax.lax.linalg.triangular_solve(roots, b, left_side=True, lower=True, **options)
-    return solved(solved(identity), transpose_a=True)
+    return _linalg.inverse(matrices)

@@ -1,6 +1,6 @@
-import jax
 import jax.numpy as jnp
 
+from natgrad import _linalg
 from natgrad._solve.base import AbstractSolver, System, accurate
 from natgrad._solve.result import RESULTS
 
@@ -10,7 +10,7 @@ class Cholesky(AbstractSolver):
     redundant."""
 
     def compute(self, system: System):
-        root = jnp.linalg.cholesky(system.matrix())
-        value = jax.scipy.linalg.cho_solve((root, True), system.covector)
+        root = _linalg.cholesky(system.matrix())
+        value = _linalg.cholesky_solve(root, system.covector[:, None])[:, 0]
         definite = jnp.all(jnp.isfinite(root))
         return value, RESULTS.where(definite, accurate(system, value), RESULTS.not_positive_definite), {}

@@ -1,5 +1,6 @@
 import jax.numpy as jnp
 
+from natgrad import _linalg
 from natgrad._solve.base import AbstractSolver, System
 from natgrad._solve.result import RESULTS
 
@@ -15,7 +16,7 @@ class PseudoInverse(AbstractSolver):
     rtol: float | None = None
 
     def compute(self, system: System):
-        values, vectors = jnp.linalg.eigh(system.matrix())
+        values, vectors = _linalg.eigh(system.matrix())
         rtol = values.size * jnp.finfo(values.dtype).eps if self.rtol is None else self.rtol
         keep = jnp.abs(values) > rtol * jnp.max(jnp.abs(values), initial=0.0)
         inverse = jnp.where(keep, 1 / jnp.where(keep, values, 1.0), 0.0)

@@ -1,8 +1,7 @@
-import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from natgrad import _tree
+from natgrad import _linalg, _tree
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._solve.base import AbstractSolver, System, accurate
@@ -31,13 +30,13 @@ class SampleSpace(AbstractSolver):
                 "`SampleSpace` needs `damping` above 0, but got 0. Use `PseudoInverse` for a limit without."
             )
         gram = metric.root_gram()
-        root = jnp.linalg.cholesky(gram + system.damping * jnp.eye(len(gram), dtype=gram.dtype))
+        root = _linalg.cholesky(gram + system.damping * jnp.eye(len(gram), dtype=gram.dtype))
 
         def pull(u):
             return _tree.flatten(metric.root_transpose_mv(u))[0]
 
         def solve(u):
-            return jax.scipy.linalg.cho_solve((root, True), u)
+            return _linalg.cholesky_solve(root, u[:, None])[:, 0]
 
         def woodbury(g):
             return (g - pull(solve(metric.root_mv(system.unflatten(g))))) / system.damping

@@ -3,6 +3,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from natgrad import _linalg
 from natgrad._online.precision.base import AbstractPrecision
 
 
@@ -19,7 +20,7 @@ class DensePrecision(AbstractPrecision):
         faded = state / jnp.sqrt(jnp.asarray(forget, state.dtype))
         if _is_zero(noise):
             return faded
-        return jnp.linalg.cholesky(faded @ faded.T + noise * jnp.eye(len(state), dtype=state.dtype))
+        return _linalg.cholesky(faded @ faded.T + noise * jnp.eye(len(state), dtype=state.dtype))
 
     def grown(self, state, rows):
         def one(root, row):

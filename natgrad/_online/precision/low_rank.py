@@ -1,9 +1,9 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import jax.scipy.linalg as jsp
 from jaxtyping import Array, Float
 
+from natgrad import _linalg
 from natgrad._online.precision.base import AbstractPrecision, Rows, Vector
 from natgrad._types import Matrix
 
@@ -32,13 +32,13 @@ class LowRankPrecision(AbstractPrecision):
         # (Lambda^-1 + q I)^-1 is again diagonal plus low rank, by Woodbury's identity.
         kept = 1 / (1 + noise * diagonal)
         shrunk = rows * kept[None]
-        root = jnp.linalg.cholesky(_identity_plus(noise * shrunk @ rows.T))
-        return LowRankState(kept * diagonal, jsp.solve_triangular(root, shrunk, lower=True))
+        root = _linalg.cholesky(_identity_plus(noise * shrunk @ rows.T))
+        return LowRankState(kept * diagonal, _linalg.triangular_solve(root, shrunk))
 
     def grown(self, state, rows):
         stacked = jnp.concatenate([state.rows, rows])
         # W'W is the same in any orthogonal combination of the rows; here those with the largest norm come first.
-        _, values, vectors = jnp.linalg.svd(stacked, full_matrices=False)
+        _, values, vectors = _linalg.svd(stacked)
         turned = jnp.zeros_like(stacked).at[: len(values)].set(values[:, None] * vectors)
         kept, dropped = turned[: self.rank], turned[self.rank :]
         return LowRankState(state.diagonal + jnp.sum(dropped**2, axis=0), kept)
@@ -46,17 +46,17 @@ class LowRankPrecision(AbstractPrecision):
     def solve(self, state, covector):
         scaled, root = _woodbury(state)
         own = covector / state.diagonal
-        return own - scaled.T @ jsp.cho_solve((root, True), state.rows @ own)
+        return own - scaled.T @ _linalg.cholesky_solve(root, (state.rows @ own)[:, None])[:, 0]
 
     def covariance(self, state):
         scaled, root = _woodbury(state)
-        return jnp.diag(1 / state.diagonal) - scaled.T @ jsp.cho_solve((root, True), scaled)
+        return jnp.diag(1 / state.diagonal) - scaled.T @ _linalg.cholesky_solve(root, scaled)
 
 
 def _woodbury(state: LowRankState) -> tuple[Rows, Matrix]:
     r"""$W D^{-1}$, and the Cholesky factor of $I + W D^{-1} W^\top$."""
     scaled = state.rows / state.diagonal[None]
-    return scaled, jnp.linalg.cholesky(_identity_plus(scaled @ state.rows.T))
+    return scaled, _linalg.cholesky(_identity_plus(scaled @ state.rows.T))
 
 
 def _identity_plus(matrix: Matrix) -> Matrix:
