@@ -112,8 +112,8 @@ from natgrad._optimiser.structure.kfac import KFAC as KFAC
 
 # Gradients of single examples
 from natgrad._per_example.explain import Explanation as Explanation
-from natgrad._per_example.forward import per_example as per_example
 from natgrad._per_example.operator import PerExample as PerExample
+from natgrad._per_example.per_example import per_example as per_example
 
 # A problem whole
 from natgrad._problem import Problem as Problem

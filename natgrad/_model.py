@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, PyTree
 
+from natgrad import _tree
 from natgrad._backend import require_sound
-from natgrad._check import Requirement, is_concrete
+from natgrad._check import Requirement
 from natgrad._types import Output
 
 
@@ -19,6 +20,25 @@ def of_params(model: Callable, x: PyTree, subject: str) -> Callable[[PyTree], Ou
         return lambda params: jax.tree.map(lambda z: jnp.asarray(z)[None], model(params))
     num_examples(x, subject)
     return lambda params: model(params, x)
+
+
+class WithoutAux(eqx.Module):
+    """A model that returns `(z, aux)`, as one that returns `z`."""
+
+    model: Callable = eqx.field(converter=_tree.as_callable)
+
+    def __call__(self, *arguments: PyTree) -> Output:
+        found = self.model(*arguments)
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise TypeError(
+                f"`has_aux=True` needs a model that returns a pair `(z, aux)`, but it returned `{type(found).__name__}`"
+                + (f" of length {len(found)}." if isinstance(found, tuple | list) else ".")
+            )
+        return found[0]
+
+
+def without_aux(model: Callable, has_aux: bool) -> Callable:
+    return WithoutAux(model) if has_aux else model
 
 
 def num_examples(x: PyTree, subject: str, in_axes: PyTree = 0) -> int:
@@ -92,50 +112,29 @@ def check_outputs(z: PyTree, count: int, subject: str) -> None:
             )
 
 
-def check_examples(model: Callable, params: PyTree, x: PyTree, z: Output, subject: str, in_axes: PyTree = 0) -> None:
-    """Refuse a concrete model whose output for an example depends on the rest of the batch."""
-    if x is None or not is_concrete((params, x, z)) or jax.tree.leaves(z)[0].shape[0] < 2:
-        return
-    leaves, treedef = jax.tree.flatten(x)
-    axes = example_axes(x, in_axes, subject)
-    only = lambda leaf, axis: leaf if axis is None else jax.lax.slice_in_dim(leaf, 0, 1, axis=axis)
-    first = [only(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
-    alone = model(params, jax.tree.unflatten(treedef, first))
-    if not is_concrete(alone):
-        return
-    _refuse_coupled(alone, z, "the first example changes when the rest of the batch is left out", subject)
+def differing(z: Output, alone: Output) -> Bool[Array, " N"]:
+    """Which rows of two outputs differ by more than rounding. Infinities and NaN in the same places do not."""
+
+    def rows(a: Array, b: Array) -> Array:
+        scale = jnp.max(jnp.where(jnp.isfinite(a), jnp.abs(a), 0.0), initial=0.0)
+        slack = (jnp.finfo(a.dtype).eps ** 0.5 * scale).astype(a.dtype) + jnp.finfo(a.dtype).tiny
+        is_close = (jnp.abs(a - b) <= slack) | (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+        return jnp.any(~is_close.reshape(len(a), -1), axis=1)
+
+    each = jax.tree.leaves(jax.tree.map(rows, z, alone))
+    return jnp.any(jnp.stack(each), axis=0)
 
 
-def check_independent(model: Callable, params: PyTree, x: PyTree, subject: str) -> None:
-    """The same by the first two examples of a batch: whether the second gives the same in another place and company.
-    Compiled once; nothing is refused that cannot be run so."""
-    shapes = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((params, x)))
-    if x is None or shapes or not is_concrete((params, x)) or num_examples(x, subject) < 2:
-        return
-    of_rows = jax.jit(lambda params, x, rows: model(params, jax.tree.map(lambda leaf: leaf[rows], x)))
-    try:
-        z, again = (of_rows(params, x, np.array(rows, np.int32)) for rows in ([0, 1], [1, 1]))
-    except Exception:  # A model for batches of one size; where that matters, it is explained later.
-        return
-    check_outputs(z, 2, subject)
-    second = jax.tree.map(lambda leaf: leaf[1:], jax.tree.map(np.asarray, z))
-    _refuse_coupled(again, second, "an example changes with its place in the batch or with the rest of it", subject)
-
-
-def _refuse_coupled(found: Output, expected: Output, change: str, subject: str) -> None:
-    """Refuse outputs whose first examples differ."""
-    found, expected = (jax.tree.map(np.asarray, tree) for tree in (found, expected))
-    shapes = [jax.tree.map(lambda leaf: leaf.shape[1:], tree) for tree in (found, expected)]
-    finite_part = lambda leaf: np.where(np.isfinite(leaf), leaf, 0.0)
-    scale = max(float(np.max(np.abs(finite_part(leaf)), initial=0.0)) for leaf in jax.tree.leaves(expected))
-    eps = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(expected))
-    close = lambda a, b: np.allclose(a[:1], b[:1], rtol=0.0, atol=eps**0.5 * (scale + eps), equal_nan=True)
-    if shapes[0] != shapes[1] or not all(jax.tree.leaves(jax.tree.map(close, found, expected))):
-        raise ValueError(
-            f"{subject}: the output for {change}, so the model couples examples (batch normalisation in training mode, "
-            "a shared random mask, a hard-coded batch size). Use its inference mode, or give each example its own key "
-            "inside `x`; `check=False` turns this test off."
-        )
+def coupling_message(subject: str, primitive: str, rows: Any = None) -> str:
+    """Why a model that couples examples is refused, and what to do."""
+    count = "" if rows is None else f" for {len(rows)} examples, such as number {rows[0]},"
+    through = f" (through `{primitive}`)" if primitive not in ("", "model", "output", "constant") else ""
+    return (
+        f"{subject}: the model couples examples{through}:{count} its output in the batch is not the output for the "
+        "example alone. Common causes: batch normalisation in training mode, one random mask for the whole batch, a "
+        "hard-coded batch size. Use inference mode, or give each example its own key inside `x`. `check=False` turns "
+        "this test off, and treats every example as a batch of one."
+    )
 
 
 def finite(tree: PyTree) -> Requirement:

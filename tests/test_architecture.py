@@ -64,7 +64,7 @@ HELPERS = {
     "plots": {"_rosenbrock", "_style"},
     "problems": {"_arrays", "_columns", "_parts", "_perceptron", "_sklearn", "data"},
     "report": {"charts", "text"},
-    "_sites": {"compat", "plan", "rules.layout", "uses", "values"},
+    "_sites": {"compat", "plan", "rules.layout", "slices", "uses", "values"},
     "_solve": {"result"},
 }
 # ... and an assembly imports its parts, written as {"folder.assembly": {"part", ...}}.
@@ -88,6 +88,8 @@ ASSEMBLIES = {
     "_per_example.blocks": {"factored", "lookups", "rows"},
     "_per_example.explain": {"in_backward"},
     "_per_example.forward": {"in_backward", "operator"},
+    "_per_example.per_example": {"forward", "operator", "probe"},
+    "_per_example.probe": {"forward"},
     "_per_example.lookups": {"factored"},
     "_per_example.operator": {"blocks", "explain", "in_backward", "statistics"},
     "_per_example.statistics": {"blocks", "factored", "lookups", "rows"},
@@ -115,7 +117,8 @@ ASSEMBLIES = {
     "_sites.low_rank": {"copies", "routes"},
     "_sites.routes": {"copies", "rules.convolution", "rules.dense", "rules.lookup"},
     "_sites.sites": {"control_flow"},
-    "_sites.trace": {"sites"},
+    "_sites.call": {"coupling"},
+    "_sites.trace": {"call", "sites"},
     "_solve.auto": {"blockwise", "cg", "cholesky", "elementwise", "pseudo_inverse", "sample_space"},
     "_solve.solve": {"auto"},
     "_manifold.invariance": {"chart"},
@@ -380,7 +383,7 @@ def test_one_file_factorises_matrices():
 
 
 def test_one_file_knows_the_parameters_of_equations():
-    assert equation_readers(package_sources()) == ["_sites.compat"]
+    assert equation_readers(package_sources()) == ["_sites.compat", "_sites.slices"]
     assert equation_readers({"_a": "length = eqn.params['length']"}) == ["_a"]
 
 

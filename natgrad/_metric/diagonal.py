@@ -13,8 +13,8 @@ from natgrad._check import Requirement, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.samples import forward_in, power_sum
-from natgrad._model import check_params, finite, num_examples
-from natgrad._per_example.forward import check_model
+from natgrad._model import check_params, finite, num_examples, without_aux
+from natgrad._per_example.probe import check_model
 from natgrad._types import Key, Output
 
 
@@ -76,6 +76,7 @@ def diagonal(
     num_samples: int = 1,
     standard_error: bool = False,
     in_axes: PyTree = 0,
+    has_aux: bool = False,
     check: bool = True,
     budget: int = 2**26,
 ) -> DiagonalMetric:
@@ -91,7 +92,7 @@ def diagonal(
     - `standard_error`: whether to add the standard error of each entry, from fourth powers of the
       pseudo-gradients. It counts the spread between examples as if they had been drawn at random too, so that it is
       rather too large for the diagonal of these very examples.
-    - `in_axes`, `check`, `budget`: as for `per_example`.
+    - `in_axes`, `has_aux`, `check`, `budget`: as for `per_example`.
     """
     subject = "`diagonal`"
     if num_samples < 1:
@@ -101,26 +102,27 @@ def diagonal(
             f"{subject} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`."
         )
     check_params(params, subject)
-    if check:
-        check_model(model, params, x, in_axes, subject)
+    model = without_aux(model, has_aux)
+    is_left = check and check_model(model, params, x, in_axes, subject)
     estimate = _estimated if key is not None else _exact
     sampling = (key, num_samples) if key is not None else ()
-    metric = estimate(_tree.as_callable(model), geometry, params, x, standard_error, in_axes, budget, *sampling)
+    model = _tree.as_callable(model)
+    metric = estimate(model, geometry, params, x, standard_error, in_axes, budget, is_left, *sampling)
     require(metric.entries, [finite(metric.entries)], f"{subject}: every square", traced=False)
     return metric
 
 
 @eqx.filter_jit
-def _exact(model, geometry, params, x, standard_error, in_axes, budget) -> DiagonalMetric:
-    forward = forward_in(geometry, model, params, x, in_axes, budget, "diagonal")
+def _exact(model, geometry, params, x, standard_error, in_axes, budget, check) -> DiagonalMetric:
+    forward = forward_in(geometry, model, params, x, in_axes, budget, check, "diagonal")
     count = forward.trace.num_examples
     entries = _tree.scale(1 / count, power_sum(forward, factor_columns(geometry, forward.z)))
     return DiagonalMetric(entries, jax.tree.map(jnp.zeros_like, entries) if standard_error else None, count)
 
 
 @eqx.filter_jit
-def _estimated(model, geometry, params, x, standard_error, in_axes, budget, key, num_samples) -> DiagonalMetric:
-    forward = forward_in(geometry, model, params, x, in_axes, budget, "diagonal")
+def _estimated(model, geometry, params, x, standard_error, in_axes, budget, check, key, num_samples) -> DiagonalMetric:
+    forward = forward_in(geometry, model, params, x, in_axes, budget, check, "diagonal")
     count = forward.trace.num_examples
     total = count * num_samples
     draws = sample_columns(geometry, forward.z, key, num_samples)

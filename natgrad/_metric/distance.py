@@ -5,20 +5,27 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._model import check_outputs, check_params, check_structure, num_examples, of_params
+from natgrad._model import check_outputs, check_params, check_structure, num_examples, of_params, without_aux
 from natgrad._types import Scalar
 
 
 def function_distance(
-    model: Callable, geometry: AbstractGeometry, params: PyTree, other: PyTree, x: PyTree = None
+    model: Callable,
+    geometry: AbstractGeometry,
+    params: PyTree,
+    other: PyTree,
+    x: PyTree = None,
+    *,
+    has_aux: bool = False,
 ) -> Scalar:
     r"""How far apart two parameter vectors are as functions: the mean over the batch of
     $\rho(f(w', x_i), f(w, x_i))$, with $w$ = `params` and $w'$ = `other`.
 
-    Its Hessian in `other` at `other = params` is the pullback metric."""
+    Its Hessian in `other` at `other = params` is the pullback metric. With `has_aux` the model returns `(z, aux)`, and
+    `aux` is left out."""
     subject = "`function_distance`"
     check_params(params, subject)
     check_structure(params, other, f"{subject}: `other`")
-    function = of_params(model, x, subject)
+    function = of_params(without_aux(model, has_aux), x, subject)
     check_outputs(jax.eval_shape(function, params), num_examples(x, subject), subject)
     return jnp.mean(jax.vmap(geometry.dissimilarity)(function(other), function(params)))

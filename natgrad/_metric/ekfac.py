@@ -27,6 +27,7 @@ def ekfac(
     max_factor: int = 4096,
     oversized: str = "diagonal",
     in_axes: PyTree = 0,
+    has_aux: bool = False,
     check: bool = True,
     budget: int = 2**26,
 ) -> BlockMetric:
@@ -44,5 +45,5 @@ def ekfac(
     """
     chosen = {} if structures is None else structures
     rules = Rules("eigenvalue-corrected", sharing, bias, chosen, max_factor, oversized=oversized)
-    request = Request("`ekfac`", rules, num_samples, strict, in_axes, check, budget)
+    request = Request("`ekfac`", rules, num_samples, strict, in_axes, has_aux, check, budget)
     return request.build(model, geometry, params, x, key, mask, basis)

@@ -22,14 +22,15 @@ from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.blocks import BlockMetric, Blocks, by_block
 from natgrad._metric.diagonal import factor_columns, sample_columns
 from natgrad._metric.samples import bytes_of_column, forward_in
-from natgrad._model import check_params, finite, num_examples
+from natgrad._model import check_params, finite, num_examples, without_aux
 from natgrad._operator import batched
 from natgrad._operator.base import AbstractBlock
 from natgrad._operator.eigen import EigenBlock
 from natgrad._operator.factor import Factor
 from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._per_example.chunks import summed
-from natgrad._per_example.forward import Forward, check_model
+from natgrad._per_example.forward import Forward
+from natgrad._per_example.probe import check_model
 from natgrad._types import Key, Output
 
 
@@ -41,6 +42,7 @@ class Request(NamedTuple):
     num_samples: int
     strict: bool
     in_axes: PyTree
+    has_aux: bool
     check: bool
     budget: int
 
@@ -62,9 +64,10 @@ class Request(NamedTuple):
         rules = check_rules(self.rules, subject)
         check_params(params, subject)
         masks = check_mask(mask, num_examples(x, subject, self.in_axes), subject)
-        if self.check:
-            check_model(model, params, x, self.in_axes, subject)
-        metric = _computed(_tree.as_callable(model), geometry, params, x, key, masks, basis, self._replace(rules=rules))
+        model = without_aux(model, self.has_aux)
+        is_left = self.check and check_model(model, params, x, self.in_axes, subject)
+        request = self._replace(rules=rules, check=is_left)
+        metric = _computed(_tree.as_callable(model), geometry, params, x, key, masks, basis, request)
         self._warn_of_fallbacks(metric)
         _require_finite(metric, subject)
         return metric
@@ -101,7 +104,8 @@ def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
 @eqx.filter_jit
 def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, request: Request) -> BlockMetric:
     subject = request.subject
-    forward = forward_in(geometry, model, params, x, request.in_axes, request.budget, subject.strip("`"))
+    options = request.in_axes, request.budget, request.check
+    forward = forward_in(geometry, model, params, x, *options, subject.strip("`"))
     if key is None:
         columns = factor_columns(geometry, forward.z)
     else:

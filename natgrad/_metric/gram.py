@@ -10,8 +10,8 @@ from natgrad._check import require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.diagonal import factor_columns, sample_columns
 from natgrad._metric.samples import forward_in
-from natgrad._model import check_params, finite
-from natgrad._per_example.forward import check_model
+from natgrad._model import check_params, finite, without_aux
+from natgrad._per_example.probe import check_model
 from natgrad._types import Key
 
 
@@ -24,6 +24,7 @@ def gram(
     key: Key | None = None,
     num_samples: int = 1,
     in_axes: PyTree = 0,
+    has_aux: bool = False,
     check: bool = True,
     budget: int = 2**26,
 ) -> Float[Array, "C N C N"]:
@@ -32,20 +33,21 @@ def gram(
 
     Computed from the factors of the gradients, without a row of a Jacobian. With a `key`, columns are `num_samples`
     draws of `geometry.sample`, divided by the root of their number, so that its eigenvalues estimate those of the
-    metric all the same. `in_axes`, `check` and `budget` are as for `per_example`."""
+    metric all the same. `in_axes`, `has_aux`, `check` and `budget` are as for
+    `per_example`."""
     subject = "`gram`"
     if num_samples < 1:
         raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
     check_params(params, subject)
-    if check:
-        check_model(model, params, x, in_axes, subject)
-    kernel = _gram(_tree.as_callable(model), geometry, params, x, key, num_samples, in_axes, budget)
+    model = without_aux(model, has_aux)
+    is_left = check and check_model(model, params, x, in_axes, subject)
+    kernel = _gram(_tree.as_callable(model), geometry, params, x, key, num_samples, in_axes, budget, is_left)
     return require(kernel, [finite(kernel)], f"{subject}: every product", traced=False)
 
 
 @eqx.filter_jit
-def _gram(model, geometry, params, x, key, num_samples, in_axes, budget) -> Float[Array, "C N C N"]:
-    forward = forward_in(geometry, model, params, x, in_axes, budget, "gram")
+def _gram(model, geometry, params, x, key, num_samples, in_axes, budget, check) -> Float[Array, "C N C N"]:
+    forward = forward_in(geometry, model, params, x, in_axes, budget, check, "gram")
     if key is None:
         columns = factor_columns(geometry, forward.z)
     else:

@@ -26,6 +26,7 @@ def kfac(
     max_factor: int = 4096,
     oversized: str = "diagonal",
     in_axes: PyTree = 0,
+    has_aux: bool = False,
     check: bool = True,
     budget: int = 2**26,
 ) -> BlockMetric:
@@ -53,9 +54,9 @@ def kfac(
       at or below a path.
     - `max_factor`: the largest factor to store. Above it that side of the product is diagonal, or with
       `oversized="blocked"` it is made of blocks that are no larger.
-    - `in_axes`, `check`, `budget`: as for `per_example`.
+    - `in_axes`, `has_aux`, `check`, `budget`: as for `per_example`.
     """
     chosen = {} if structures is None else structures
     rules = Rules("kronecker", sharing, bias, chosen, max_factor, oversized=oversized)
-    request = Request("`kfac`", rules, num_samples, strict, in_axes, check, budget)
+    request = Request("`kfac`", rules, num_samples, strict, in_axes, has_aux, check, budget)
     return request.build(model, geometry, params, x, key, mask)

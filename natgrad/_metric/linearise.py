@@ -4,13 +4,23 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._check import require
-from natgrad._model import check_examples, check_outputs, check_params, finite, num_examples, of_params
-from natgrad._per_example.forward import Forward, forward_with_derivative
+from natgrad._check import is_concrete, require
+from natgrad._model import (
+    check_outputs,
+    check_params,
+    coupling_message,
+    differing,
+    finite,
+    num_examples,
+    of_params,
+)
+from natgrad._per_example.forward import Forward, forward_with_derivative, traced
 from natgrad._sites import compat
+from natgrad._sites.call import call_of, compare_programs
 from natgrad._types import Output
 
 
@@ -26,10 +36,18 @@ class Linearisation(eqx.Module):
 
     def push(self, v: PyTree) -> Output:
         r"""$J v$."""
-        if self.is_reverse_only:
-            # Some part has a rule for the transpose alone: transpose twice.
+        if not self.is_reverse_only:
+            return self.forward(v)
+        # Some part has a rule for the transpose alone: transpose twice.
+        try:
             return jax.linear_transpose(self.pull, self.z)(v)[0]
-        return self.forward(v)
+        except Exception as error:
+            raise TypeError(
+                "The model can be differentiated in reverse mode only, as loops with checkpoints can, but a product "
+                "with its Jacobian is needed. Use `adjoint=diffrax.DirectAdjoint()` in solves of diffrax, `lax.scan` "
+                "in place of a loop of equinox, or `KFAC`, `EKFAC` or `Diagonal` with `KLClip()` or `ConstantStep()`, "
+                "which need no such product."
+            ) from error
 
     def pull(self, u: Output) -> PyTree:
         r"""$J^\top u$."""
@@ -45,16 +63,45 @@ class Linearisation(eqx.Module):
         return jax.tree.leaves(self.z)[0].shape[0]
 
 
-def linearise(model: Callable, params: PyTree, x: PyTree, *, check: bool, subject: str) -> Linearisation:
+def linearise(model: Callable, params: PyTree, x: PyTree, *, subject: str) -> Linearisation:
     """Check a model and its data, and differentiate it."""
     check_params(params, subject)
     function = of_params(model, x, subject)
     check_outputs(jax.eval_shape(function, params), num_examples(x, subject), subject)
     found = linearised(function, params)
     require(found.z, [finite(found.z)], f"{subject}: the output of the model", traced=False)
-    if check:
-        check_examples(model, params, x, found.z, subject)
     return found
+
+
+def check_independent(model: Callable, params: PyTree, x: PyTree, z: Output, subject: str) -> bool:
+    """Refuse a model that couples examples: read off its program, or else by running every example alone. Returns
+    whether that could be found out, because everything is concrete."""
+    if not is_concrete((params, x, z)):
+        return False
+    call = call_of(model, params, x, 0, subject)
+    _, coupling = compare_programs(call, num_examples(x, subject), subject)
+    if not coupling:
+        return True
+    shared, data = call.split(jax.tree.leaves(x))
+    one = lambda data: jax.tree.map(lambda z: z[0], call.of_one(jax.tree.leaves(params), shared, data))
+    with jax.ensure_compile_time_eval():
+        alone = jax.jit(jax.vmap(one, in_axes=([axis for _, axis in data],)))([leaf for leaf, _ in data])
+        are_coupled = differing(z, alone)
+    if not is_concrete(are_coupled):
+        return False
+    if np.any(are_coupled):
+        raise ValueError(coupling_message(subject, coupling, np.flatnonzero(are_coupled)))
+    return True
+
+
+def may_couple(model: Callable, params: PyTree, x: PyTree) -> bool:
+    """Whether the program of a model does not show that it treats examples independently."""
+    subject = "A metric"
+    try:
+        _, coupling = compare_programs(call_of(model, params, x, 0, subject), num_examples(x, subject), subject)
+    except ValueError:
+        return True
+    return bool(coupling)
 
 
 def linearised(function: Callable[[PyTree], Output], params: PyTree) -> Linearisation:
@@ -65,7 +112,7 @@ def linearised(function: Callable[[PyTree], Output], params: PyTree) -> Linearis
 
 def linearise_tapped(model: Callable, params: PyTree, x: PyTree, subject: str) -> tuple[Linearisation, Forward]:
     """A model with its derivative, and with taps at its sites for statistics of single examples, from one pass."""
-    forward, push = forward_with_derivative(model, params, x, in_axes=0, budget=2**26, subject=subject)
+    forward, push = forward_with_derivative(*traced(model, params, x, 0, 2**26, subject), x)
     return Linearisation(forward.z, push, _is_reverse_only(push, params), _structure_of(params)), forward
 
 

@@ -5,14 +5,21 @@ from collections.abc import Callable
 import jax
 from jaxtyping import PyTree
 
-from natgrad import _tree
 from natgrad._metric.linearise import linearise
 from natgrad._metric.output import ColumnsOutputMetric
-from natgrad._metric.pullback import PullbackMetric
+from natgrad._metric.pullback import PullbackMetric, make_metric
+from natgrad._model import without_aux
 
 
 def empirical_fisher(
-    model: Callable, loss: Callable, params: PyTree, x: PyTree, y: PyTree = None, *, check: bool = True
+    model: Callable,
+    loss: Callable,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree = None,
+    *,
+    has_aux: bool = False,
+    check: bool = True,
 ) -> PullbackMetric:
     r"""The second moment $\frac1N\sum_i g_i g_i^\top$ of the gradients $g_i$ of the examples' losses.
 
@@ -23,21 +30,31 @@ def empirical_fisher(
         Use `pullback(model, Fisher(family), ...)` for the Fisher metric, `key=...` if it should cost no more than
         this.
 
-    `loss(z, y)` is written for one example."""
+    `loss(z, y)` is written for one example; `has_aux` and `check` are as for `pullback`."""
+    model = without_aux(model, has_aux)
     return _gradient_moment(model, loss, params, x, y, check, "`empirical_fisher`", is_centred=False)
 
 
 def gradient_covariance(
-    model: Callable, loss: Callable, params: PyTree, x: PyTree, y: PyTree = None, *, check: bool = True
+    model: Callable,
+    loss: Callable,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree = None,
+    *,
+    has_aux: bool = False,
+    check: bool = True,
 ) -> PullbackMetric:
     r"""The covariance $\frac1N\sum_i (g_i - \bar g)(g_i - \bar g)^\top$ of the gradients of the examples' losses (with
-    divisor $N$), so that `empirical_fisher` is this plus $\bar g\,\bar g^\top$."""
+    divisor $N$), so that `empirical_fisher` is this plus $\bar g\,\bar g^\top$. Arguments are as for
+    `empirical_fisher`."""
+    model = without_aux(model, has_aux)
     return _gradient_moment(model, loss, params, x, y, check, "`gradient_covariance`", is_centred=True)
 
 
 def _gradient_moment(model, loss, params, x, y, check, subject, *, is_centred) -> PullbackMetric:
-    linearisation = linearise(model, params, x, check=check, subject=subject)
+    linearisation = linearise(model, params, x, subject=subject)
     cotangents = jax.vmap(jax.grad(loss))(linearisation.z, y)
     columns = jax.tree.map(lambda s: s[:, None], cotangents)
-    source = (_tree.as_callable(model), params, x)
-    return PullbackMetric(linearisation, ColumnsOutputMetric(columns, is_centred), source)
+    output = ColumnsOutputMetric(columns, is_centred)
+    return make_metric(linearisation, output, (model, params, x), check=check, subject=subject)

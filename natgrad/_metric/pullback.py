@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
@@ -11,7 +12,7 @@ from natgrad import _tree
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric import samples
 from natgrad._metric.base import AbstractMetric
-from natgrad._metric.linearise import Linearisation, linearise
+from natgrad._metric.linearise import Linearisation, check_independent, linearise, may_couple
 from natgrad._metric.output import (
     AbstractOutputMetric,
     CentredOutputMetric,
@@ -20,6 +21,7 @@ from natgrad._metric.output import (
     LossGeometry,
     SameGeometry,
 )
+from natgrad._model import without_aux
 from natgrad._types import Key, Output
 
 
@@ -34,6 +36,8 @@ class PullbackMetric(AbstractMetric):
     output: AbstractOutputMetric
     # The model, its parameters and its data, from which statistics of single examples can be had.
     source: samples.Source
+    # Whether it was tested that the model treats examples independently.
+    is_checked: bool = eqx.field(default=False, static=True)
 
     def _mv(self, v):
         cotangents = self.output.mv(self.linearisation.push(v))
@@ -50,21 +54,26 @@ class PullbackMetric(AbstractMetric):
     def root_transpose_mv(self, u):
         return self.linearisation.pull(self.output.root_transpose_mv(u / math.sqrt(self.num_examples)))
 
+    def _columns(self) -> ColumnsOutputMetric | None:
+        """Columns for single examples; `None` where rows are no statistics of single examples, because the metric of
+        the outputs mixes them, or because the model may."""
+        return self.output.as_columns() if self.is_checked or not may_couple(*self.source) else None
+
     def root_gram(self):
-        columns = self.output.as_columns()
+        columns = self._columns()
         if columns is None:
             return AbstractMetric.root_gram(self)
         return samples.gram(self.source, columns).astype(self._dtype) / self.num_examples
 
     def diagonal(self):
-        columns = self.output.as_columns()
+        columns = self._columns()
         if columns is None or columns.root_size >= self.in_size():
             return AbstractMetric.diagonal(self)
         squares = _tree.scale(1 / self.num_examples, samples.squared_sum(self.source, columns))
         return _tree.cast_like(squares, self.in_structure())
 
     def _root_rows(self):
-        columns = self.output.as_columns()
+        columns = self._columns()
         if columns is None:
             return AbstractMetric._root_rows(self)
         return samples.rows(self.source, columns).astype(self._dtype) / math.sqrt(self.num_examples)
@@ -99,6 +108,7 @@ def pullback(
     key: Key | None = None,
     num_samples: int = 1,
     centred: bool = False,
+    has_aux: bool = False,
     check: bool = True,
 ) -> PullbackMetric:
     r"""The metric $\frac1N\sum_i J_i^\top G_z(z_i) J_i$ of `model(params, x)` at `params`, matrix-free.
@@ -112,12 +122,15 @@ def pullback(
       unbiased estimate (the sampled Fisher). Without it the expectation is exact.
     - `centred`: subtracts the mean over examples from the Jacobian, for outputs that are known only up to a constant,
       such as the log-amplitude of an unnormalised model.
-    - `check`: whether to test, on concrete data, that the model treats examples independently.
+    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
+    - `check`: whether to test, on concrete data, that the model treats examples independently. The metric of one that
+      does not is right all the same, but matrices, diagonals and sample-space solves take longer.
     """
     subject = "`pullback`"
     if num_samples < 1:
         raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
-    linearisation = linearise(model, params, x, check=check, subject=subject)
+    model = without_aux(model, has_aux)
+    linearisation = linearise(model, params, x, subject=subject)
     first = jax.tree.map(lambda leaf: leaf[0], linearisation.z)
     geometry._check(_tree.at_least_float32(first), "pullback")
     output: AbstractOutputMetric = ExactOutputMetric(SameGeometry(geometry), linearisation.z, None)
@@ -126,20 +139,43 @@ def pullback(
         columns = jax.tree.map(lambda s: s.swapaxes(0, 1) / math.sqrt(num_samples), draws)
         output = ColumnsOutputMetric(columns)
     output = CentredOutputMetric(output) if centred else output
-    return PullbackMetric(linearisation, output, (_tree.as_callable(model), params, x))
+    return make_metric(linearisation, output, (model, params, x), check=check, subject=subject)
+
+
+def make_metric(
+    linearisation: Linearisation,
+    output: AbstractOutputMetric,
+    source: samples.Source,
+    *,
+    check: bool,
+    subject: str,
+) -> PullbackMetric:
+    model, params, x = source
+    is_checked = check and check_independent(model, params, x, linearisation.z, subject)
+    return PullbackMetric(linearisation, output, (_tree.as_callable(model), params, x), is_checked)
 
 
 def gauss_newton(
-    model: Callable, loss: Callable, params: PyTree, x: PyTree, y: PyTree = None, *, check: bool = True
+    model: Callable,
+    loss: Callable,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree = None,
+    *,
+    has_aux: bool = False,
+    check: bool = True,
 ) -> PullbackMetric:
     r"""The generalised Gauss-Newton matrix $\frac1N\sum_i J_i^\top\,\nabla_z^2\ell(z_i, y_i)\,J_i$ of the mean of
     `loss(z, y)`, which is written for one example and must be convex in `z`.
 
     The pullback metric of the geometry whose Hessian the loss has; for an exponential family in natural parameters the
-    Fisher metric, for half the squared error the classical Gauss-Newton matrix."""
-    linearisation = linearise(model, params, x, check=check, subject="`gauss_newton`")
+    Fisher metric, for half the squared error the classical Gauss-Newton matrix. `has_aux` and `check` are as for
+    `pullback`."""
+    model = without_aux(model, has_aux)
+    subject = "`gauss_newton`"
+    linearisation = linearise(model, params, x, subject=subject)
     geometry_of = LossGeometry(loss)
     first = jax.tree.map(lambda leaf: leaf[0], (linearisation.z, y))
     geometry_of(first[1])._check(_tree.at_least_float32(first[0]), "gauss_newton")
     output = ExactOutputMetric(geometry_of, linearisation.z, y)
-    return PullbackMetric(linearisation, output, (_tree.as_callable(model), params, x))
+    return make_metric(linearisation, output, (model, params, x), check=check, subject=subject)

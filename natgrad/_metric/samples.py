@@ -83,10 +83,17 @@ def power_sum(forward: Forward, columns: Output, power: int = 2) -> PyTree:
 
 
 def forward_in(
-    geometry: AbstractGeometry, model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, budget: int, subject: str
+    geometry: AbstractGeometry,
+    model: Callable,
+    params: PyTree,
+    x: PyTree,
+    in_axes: PyTree,
+    budget: int,
+    check: bool,
+    subject: str,
 ) -> Forward:
     """A forward pass whose outputs suit a geometry."""
-    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, subject=f"`{subject}`")
+    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, check=check, subject=f"`{subject}`")
     geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), subject)
     return forward
 

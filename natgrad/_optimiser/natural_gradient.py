@@ -14,7 +14,7 @@ from natgrad._blocks.paths import check_paths, option_for
 from natgrad._blocks.report import StructureReport
 from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.running import RunningState
-from natgrad._model import check_independent, check_params
+from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_together, check_types
 from natgrad._optimiser.conclusion import State, conclude
 from natgrad._optimiser.damping.base import AbstractDamping, Outcome
@@ -115,9 +115,6 @@ class NaturalGradient:
         trained, fixed = self._partition(params)
         check_params(trained, "`NaturalGradient.init`")
         _refuse_numbers(params)
-        if self.check:
-            for bound in self._bind(fixed, batch):
-                check_independent(bound.model, trained, bound.batch.x, "`NaturalGradient.init`")
         arrays, others = eqx.partition(fixed, lambda leaf: hasattr(leaf, "dtype"))
         initial = lambda trained, arrays, batch: self._initial(trained, eqx.combine(arrays, others), batch)
         shapes = jax.eval_shape(initial, _tree.structure(trained), arrays, batch)

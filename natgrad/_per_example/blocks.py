@@ -13,7 +13,7 @@ from natgrad._per_example.rows import Rows
 from natgrad._sites.routes import Group, Member, Route
 from natgrad._sites.rules.layout import Layout
 from natgrad._sites.rules.lookup import LookupLayout
-from natgrad._sites.uses import Use, local
+from natgrad._sites.uses import Use, local, local_vjp
 from natgrad._sites.values import evaluate
 
 
@@ -79,8 +79,8 @@ def rows_of(recording: Recording, route: Route) -> Rows:
             place, meeting = values.index(use.value), use.site.meeting
             # With respect to all operands that carry a gradient: some derivatives are not defined for one alone.
             at = [recording.free[Use(use.site, k).value] for k in meeting]
-            _, pull = jax.vjp(lambda operands: function(operands, records), at)  # noqa: B023
-            gradient = jax.vmap(pull)(tuple(cotangents))[0][meeting.index(use.operand)]
+            _, pull = local_vjp(use.site, function, at, records)
+            gradient = jax.vmap(pull)(tuple(cotangents))[meeting.index(use.operand)]
             totals[place] = gradient if totals[place] is None else totals[place] + gradient
         return _tree.at_least_float32(jax.vmap(lambda *total: carry_on(list(total))[0])(*totals))
 

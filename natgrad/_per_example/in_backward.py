@@ -54,7 +54,7 @@ def formed_in_backward(route: Route, lengths: dict[int, int]) -> Formed | None:
     is_met = any(isinstance(operand, Dependent) for operand in use.site.operands)
     if root is None or copy is None or copy.is_scaled or copy.is_mixed or not copy.is_plain:
         return None
-    if not is_met or len(use.site.meeting) > 1:
+    if not is_met or len(use.site.meeting) > 1 or use.site.asks_what_is_perturbed:
         return None
     leaf = Leaf(root.aval, frozenset([0]), (), 0)
     value = _at_step(use.value, root, leaf)

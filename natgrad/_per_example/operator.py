@@ -18,7 +18,7 @@ from natgrad._per_example.in_backward import Formed, Statistic, form_all
 from natgrad._per_example.recording import Recording
 from natgrad._sites.routes import Route
 from natgrad._sites.trace import Trace
-from natgrad._sites.uses import Use, local
+from natgrad._sites.uses import Use, local, local_vjp
 from natgrad._sites.values import evaluate
 
 
@@ -146,8 +146,8 @@ class PerExample(eqx.Module):
             function = local(site, site.meeting, recording.free, self.trace.lengths)
             batched = jax.vmap(function, in_axes=(None, 0), axis_size=self._shape[0])
             given: list[Any] = [recording.free[Use(site, k).value] for k in site.meeting]
-            results, pull = jax.vjp(lambda given: batched(given, records), given)  # noqa: B023
-            (gradients,) = pull(_tree.cast_like(weighed, results))
+            results, pull = local_vjp(site, batched, given, records)
+            gradients = pull(_tree.cast_like(weighed, results))
             for k, gradient in zip(site.meeting, gradients, strict=True):
                 value = site.operands[k]
                 totals[value] = totals[value] + gradient if value in totals else gradient

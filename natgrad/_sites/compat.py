@@ -1,7 +1,7 @@
 """What natgrad knows of jaxprs: names of primitives and of their parameters, which JAX does not promise to keep.
 
-No other file reads `eqn.params`. Primitives are recognised by name; one that is not known here is evaluated and
-differentiated as it stands."""
+Only `slices` reads the parameters of equations besides. Primitives are recognised by name; one that is not known here
+is evaluated and differentiated as it stands."""
 
 import functools
 from collections.abc import Callable
@@ -21,6 +21,7 @@ PLACED = {"broadcast_in_dim", "dynamic_slice", "gather", "concatenate", "pad"}
 SHIFTED = {"add", "sub", "add_any"}
 COPYING = SAME | MOVED | PLACED | SHIFTED
 CALLS = {"jit", "pjit", "closed_call", "core_call"}
+CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 REMATERIALISED = {"checkpoint", "remat", "remat2"}
 
 
@@ -40,6 +41,15 @@ class ScanParts(NamedTuple):
     length: int
     reverse: bool
     unroll: Any
+
+
+class WhileParts(NamedTuple):
+    """A loop whose condition and body take the carried values after the constants they are given."""
+
+    condition: Program
+    body: Program
+    num_condition_constants: int
+    num_body_constants: int
 
 
 class DotParts(NamedTuple):
@@ -84,12 +94,30 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, core.Literal)
 
 
+def asks_what_is_perturbed(eqn: Equation) -> bool:
+    """Whether the derivative of an equation may depend on which of its operands are differentiated: rules with
+    symbolic zeros, and primitives that are not JAX's own."""
+    if bool(eqn.params.get("symbolic_zeros")) if name(eqn) in CUSTOM else name(eqn) not in _primitives():
+        return True
+    return any(asks_what_is_perturbed(inner) for jaxpr in _inner(eqn) for inner in jaxpr.eqns)
+
+
+@functools.cache
+def _primitives() -> frozenset[str]:
+    """The primitives of JAX that know nothing of what is perturbed."""
+    public = (value for module in (jax.lax, jax.lax.linalg) for value in vars(module).values())
+    return frozenset({p.name for p in public if isinstance(p, core.Primitive)} | COPYING | CALLS | REMATERIALISED)
+
+
 def uses(jaxpr: Any, primitive: str) -> bool:
     """Whether a program, or a program inside it, uses a primitive (`custom_lin` stands for a `jax.custom_vjp`)."""
-    inner = (getattr(p, "jaxpr", p) for eqn in jaxpr.eqns for p in jax.tree.leaves(list(eqn.params.values())))
-    return any(name(eqn) == primitive for eqn in jaxpr.eqns) or any(
-        uses(part, primitive) for part in inner if hasattr(part, "eqns")
-    )
+    return any(name(eqn) == primitive or any(uses(inner, primitive) for inner in _inner(eqn)) for eqn in jaxpr.eqns)
+
+
+def _inner(eqn: Equation) -> list[Any]:
+    """The programs that an equation runs."""
+    parts = (getattr(p, "jaxpr", p) for p in jax.tree.leaves(list(eqn.params.values())))
+    return [part for part in parts if hasattr(part, "eqns")]
 
 
 def program(jaxpr: Any) -> Program:
@@ -102,6 +130,20 @@ def call(eqn: Equation) -> Program | None:
     if name(eqn) not in CALLS:
         return None
     return program(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"])
+
+
+def called(eqn: Equation) -> Program | None:
+    """The program of a call of any kind, also with derivatives of its own or rematerialised."""
+    if name(eqn) in CUSTOM:
+        return program(eqn.params["call_jaxpr"] if "call_jaxpr" in eqn.params else eqn.params["fun_jaxpr"])
+    return program(eqn.params["jaxpr"]) if name(eqn) in REMATERIALISED else call(eqn)
+
+
+def while_loop(eqn: Equation) -> WhileParts | None:
+    if name(eqn) != "while":
+        return None
+    p = eqn.params
+    return WhileParts(program(p["cond_jaxpr"]), program(p["body_jaxpr"]), p["cond_nconsts"], p["body_nconsts"])
 
 
 def rematerialised(eqn: Equation) -> tuple[Program, dict] | None:

@@ -11,7 +11,18 @@ import jax.numpy as jnp
 from natgrad._sites import compat
 from natgrad._sites.free_scan import FreeScan
 from natgrad._sites.plan import Plan, Step
-from natgrad._sites.values import Carried, Dependent, Free, Result, Slice, Value, is_floating, strip_weak_type, union
+from natgrad._sites.values import (
+    Carried,
+    Dependent,
+    Free,
+    Result,
+    Slice,
+    Value,
+    is_floating,
+    is_perturbed,
+    strip_weak_type,
+    union,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +119,7 @@ def plan_remat(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequenc
     part = Plan(scope.loops)
     ends = planner.walk(part, program, operands, inside)
     part.ends = tuple(planner.as_dependent(part, end, inside) for end in ends)
-    outputs = tuple(Dependent(var.aval, scope.loops) for var in eqn.outvars)
+    outputs = tuple(Dependent(end.aval, scope.loops, is_perturbed(end)) for end in part.ends)
     plan.steps.append(Remat(part, options, outputs))
     return list(outputs)
 
@@ -127,7 +138,8 @@ def plan_cond(
         if not all(_is_guarded(value, rest) for value in part.free()):
             return None
         parts.append(part)
-    outputs = tuple(Dependent(var.aval, scope.loops) for var in eqn.outvars)
+    carries = [any(map(is_perturbed, ends)) for ends in zip(*(part.ends for part in parts), strict=True)]
+    outputs = tuple(Dependent(var.aval, scope.loops, carry) for var, carry in zip(eqn.outvars, carries, strict=True))
     plan.steps.append(Cond(tuple(parts), (index,), outputs, planner.lengths))
     return list(outputs)
 
@@ -145,8 +157,8 @@ def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence
     """Carried values that never meet the data stay free: parameters passed along, counters, `W[i]` in a `fori_loop`.
 
     Which those are is found by trial. At first every carried value that starts free is taken to stay the same; a walk
-    through the body then shows which of them change, and which come to depend on the example, until nothing new is
-    found."""
+    through the body then shows which of them change, which come to depend on the example, and through which of those a
+    derivative goes, until nothing new is found."""
     parts = compat.scan(eqn)
     assert parts is not None
     loop = planner.new_loop(parts.length)
@@ -155,15 +167,17 @@ def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence
     _, carried_vars, scanned_vars = _split(parts.body.jaxpr.invars, parts)
     slices = [_slice(value, var.aval, inside.loops) for value, var in zip(scanned, scanned_vars, strict=True)]
     fates = [_Fate() if isinstance(value, Free) else None for value in carried]
+    carries = [is_perturbed(value) for value in carried]
     while True:
-        free_scan, starts = _starts(parts, loop, carried, carried_vars, fates, inside.loops)
+        free_scan, starts = _starts(parts, loop, carried, carried_vars, fates, carries, inside.loops)
         part = Plan(inside.loops)
         ends = planner.walk(part, parts.body, [*constants, *starts, *slices], inside)
         free_scan.after = [end for end, fate in zip(ends, fates, strict=False) if fate is not None and fate.changes]
         new = [_fate(fate, start, end) for fate, start, end in zip(fates, starts, ends, strict=False)]
-        if new == fates:
+        through = [carry or is_perturbed(end) for carry, end in zip(carries, ends, strict=False)]
+        if (new, through) == (fates, carries):
             break
-        fates = new
+        fates, carries = new, through
     dependent = [k for k, fate in enumerate(fates) if fate is None]
     begins = [starts[k] for k in dependent] + slices
     part.starts = tuple(value for value in begins if isinstance(value, Dependent))
@@ -171,7 +185,8 @@ def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence
     part.ends = tuple(planner.as_dependent(part, end, inside) for end in wanted)
     outer = [planner.as_dependent(plan, carried[k], scope) for k in dependent]
     data = [value for value in scanned if isinstance(value, Dependent)]
-    results = [_result(var.aval, k, starts, free_scan, scope.loops) for k, var in enumerate(eqn.outvars)]
+    through = [*carries, *map(is_perturbed, ends[parts.num_carried :])]
+    results = [_result(var.aval, k, starts, free_scan, scope.loops, through[k]) for k, var in enumerate(eqn.outvars)]
     outputs = tuple(value for value in results if isinstance(value, Dependent))
     plan.steps.append(Scan(part, parts, loop, (*outer, *data), outputs, len(outer)))
     return results
@@ -194,7 +209,7 @@ def _fate(fate: _Fate | None, start: Any, end: Value) -> _Fate | None:
     return _Fate(True, fate.leaves | end.leaves | start.leaves, fate.loops | {*end.loops, *start.loops})
 
 
-def _starts(parts, loop, carried, variables, fates, loops) -> tuple[FreeScan, list[Value]]:
+def _starts(parts, loop, carried, variables, fates, carries, loops) -> tuple[FreeScan, list[Value]]:
     """What the carried values are inside the body."""
     changing = [k for k, fate in enumerate(fates) if fate is not None and fate.changes]
     scan = FreeScan(parts, loop, [carried[k] for k in changing])
@@ -206,24 +221,25 @@ def _starts(parts, loop, carried, variables, fates, loops) -> tuple[FreeScan, li
         before = Carried(aval, leaves, around, scan, position, False)
         scan.before = [*scan.before, before]
     before = dict(zip(changing, scan.before, strict=True))
-    unchanged = lambda k: carried[k] if fates[k] is not None else Dependent(variables[k].aval, loops)
+    dependent = lambda k: Dependent(variables[k].aval, loops, carries[k] and is_floating(variables[k].aval))
+    unchanged = lambda k: carried[k] if fates[k] is not None else dependent(k)
     return scan, [before.get(k) or unchanged(k) for k in range(len(carried))]
 
 
-def _result(aval: Any, k: int, starts: list[Value], scan: FreeScan, loops: tuple[int, ...]) -> Value:
+def _result(aval: Any, k: int, starts: list[Value], scan: FreeScan, loops: tuple[int, ...], carries: bool) -> Value:
     """What the scan returns in place `k`: the last of a carried value, or what the steps stacked up."""
     start = starts[k] if k < len(starts) else None
     if isinstance(start, Carried) and start.scan is scan:
         outer = tuple(loop for loop in start.loops if loop != scan.loop)
         return Carried(aval, start.leaves, outer, scan, start.position, True)
-    return start if isinstance(start, Free) else Dependent(aval, loops)
+    return start if isinstance(start, Free) else Dependent(aval, loops, carries and is_floating(aval))
 
 
 def _slice(value: Value, aval: Any, loops: tuple[int, ...]) -> Value:
     """What one step sees of an array that is scanned over."""
     if isinstance(value, Free):
         return Slice(aval, value.leaves, tuple(sorted({*value.loops, loops[-1]})), value, loops[-1])
-    return Dependent(aval, loops)
+    return Dependent(aval, loops, value.is_perturbed)
 
 
 def _split(sequence: Sequence[Any], parts: compat.ScanParts) -> tuple[list, list, list]:

@@ -3,6 +3,7 @@
 A plan computes the dependent values, given the free ones. What happens at a site is left to the caller: to compute its
 results and add a tap to them, or to do more."""
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -43,6 +44,10 @@ class Site:
         """The operands that carry a gradient to parameters."""
         return tuple(k for k, value in enumerate(self.operands) if isinstance(value, Free) and value.leaves)
 
+    @functools.cached_property
+    def asks_what_is_perturbed(self) -> bool:
+        return self.eqn is not None and compat.asks_what_is_perturbed(self.eqn)
+
     @property
     def recorded(self) -> tuple[Dependent, ...]:
         """The dependent operands that the derivative of the equation needs. A sum needs none."""
@@ -73,6 +78,9 @@ class Step:
     def inner(self) -> tuple["Plan", ...]:
         return ()
 
+    def asks_what_is_perturbed(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, eq=False)
 class Bind(Step):
@@ -85,6 +93,9 @@ class Bind(Step):
     def run(self, env, inputs, visit):
         return compat.evaluate(self.eqn, [env[value] for value in self.operands]), []
 
+    def asks_what_is_perturbed(self):
+        return compat.asks_what_is_perturbed(self.eqn)
+
 
 @dataclass(frozen=True, eq=False)
 class Meet(Step):
@@ -95,6 +106,9 @@ class Meet(Step):
 
     def run(self, env, inputs, visit):
         return visit.probe(self.site, [env[value] for value in self.operands], inputs[self.site.number]), []
+
+    def asks_what_is_perturbed(self):
+        return self.site.asks_what_is_perturbed
 
     @property
     def operands(self):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -137,6 +151,13 @@ class Plan:
                 yield step.site
             for plan in step.inner():
                 yield from plan.sites()
+
+    def asks_what_is_perturbed(self) -> bool:
+        """Whether the derivative of some step depends on which of its operands are differentiated."""
+        return any(
+            step.asks_what_is_perturbed() or any(plan.asks_what_is_perturbed() for plan in step.inner())
+            for step in self.steps
+        )
 
     def free(self) -> Iterator[Free]:
         """Every free value that has to be known to run the plan; some more than once."""

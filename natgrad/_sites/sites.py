@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from natgrad._sites import compat
 from natgrad._sites.control_flow import plan_cond, plan_remat, plan_scan
 from natgrad._sites.plan import Bind, Copy, Meet, Plan, Site
-from natgrad._sites.values import Dependent, Free, Value, constant, is_floating, results
+from natgrad._sites.values import Dependent, Free, Value, constant, is_floating, is_perturbed, results
 
 
 class Scope(NamedTuple):
@@ -46,7 +46,7 @@ class Planner:
         """The value as one that depends on the example. If it carries a gradient, that is a site."""
         if isinstance(value, Dependent):
             return value
-        output = Dependent(value.aval, scope.loops)
+        output = Dependent(value.aval, scope.loops, bool(value.leaves))
         site = self._site(None, [value], [value.aval], scope)
         plan.steps.append(Meet(site, (output,)) if value.leaves else Copy((value,), (output,)))
         return output
@@ -58,7 +58,8 @@ class Planner:
         free = [value for value in operands if isinstance(value, Free)]
         if len(free) == len(operands) and not shrinks(eqn, free):
             return results(eqn, free)
-        outputs = tuple(Dependent(aval, scope.loops) for aval in avals)
+        carries = compat.name(eqn) != "stop_gradient" and any(map(is_perturbed, operands))
+        outputs = tuple(Dependent(aval, scope.loops, carries and is_floating(aval)) for aval in avals)
         if any(value.leaves for value in free) and any(map(is_floating, avals)):
             for is_one, plan_it in (
                 (compat.scan, plan_scan),

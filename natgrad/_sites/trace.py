@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._model import check_outputs, example_axes, num_examples, of_params
+from natgrad._check import is_concrete
+from natgrad._model import num_examples
 from natgrad._sites import compat
+from natgrad._sites.call import call_of, compare_programs, shape_of
 from natgrad._sites.plan import Inputs, Plan, Site, Visit
 from natgrad._sites.sites import Planner, Scope
 from natgrad._sites.values import Dependent, Free, Leaf, evaluate
@@ -18,7 +20,9 @@ from natgrad._sites.values import Dependent, Free, Leaf, evaluate
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A model as it acts on one example: its plan, the sites in it, and where inputs and outputs go.
+    """A model as it acts on one example: its plan, the sites in it, where inputs and outputs go, the primitive by which
+    the program of a batch may couple examples (an empty string if it cannot), and whether the model has captured
+    nothing that is being traced.
 
     Leaves are the parameters, then the inputs that all examples share."""
 
@@ -30,6 +34,8 @@ class Trace:
     names: tuple[str, ...]
     params: Any
     outputs: Any
+    coupling: str
+    is_concrete: bool
 
     @property
     def param_structs(self) -> list[Any]:
@@ -109,10 +115,13 @@ def tapped_with_derivative(trace: Trace, leaves: list[Any], x: PyTree) -> tuple[
 def visited(
     trace: Trace, leaves: list[Any], x: PyTree, inputs: Inputs, mapped: dict, probe: Callable, recorded: Iterable[Site]
 ) -> Tapped:
-    """Run a batch with something passed in at every site, and record what the derivatives of some sites need."""
+    """Run a batch with something passed in at every site, and record what the derivatives of some sites need.
+
+    Parameters are differentiated too where rules ask what is perturbed, although their cotangents are not used."""
     visit = Visit(probe, frozenset(value for site in recorded for value in site.recorded))
-    run = lambda inputs: trace.run(leaves, x, inputs, mapped, visit)
-    z, pull, records = jax.vjp(run, inputs, has_aux=True)
+    count = len(trace.param_structs) if trace.plan.asks_what_is_perturbed() else 0
+    run = lambda inputs, params: trace.run([*params, *leaves[count:]], x, inputs, mapped, visit)
+    z, pull, records = jax.vjp(run, inputs, leaves[:count], has_aux=True)
     named = dict(zip(trace.plan.recorded(visit.wanted), records, strict=True))
     return Tapped(z, named, lambda cotangents: pull(cotangents)[0])
 
@@ -127,32 +136,18 @@ def add_taps(site: Site, operands: list[Any], taps: list[Any]) -> list[Any]:
 def trace_example(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, subject: str) -> Trace:
     """Find where the parameters of a model meet the data of one example."""
     count = num_examples(x, subject, in_axes)
-    axes = tuple(example_axes(x, in_axes, subject)) if x is not None else ()
-    leaves, treedef = jax.tree.flatten(x)
-    param_leaves, param_treedef = jax.tree.flatten(params)
-    kinds = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is None]
-    single = [(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
-    without_data = of_params(model, None, subject)
-    whole = jax.eval_shape(without_data, params) if x is None else jax.eval_shape(model, params, x)
-    check_outputs(whole, count, subject)
-
-    def one(param_leaves, shared, data):
-        params = jax.tree.unflatten(param_treedef, param_leaves)
-        if x is None:
-            return without_data(params)
-        shared, data = iter(shared), iter(data)
-        batch = [next(shared) if axis is None else jnp.expand_dims(next(data), axis) for axis in axes]
-        return model(params, jax.tree.unflatten(treedef, batch))
-
-    arguments = [shape_of(leaf) for leaf in param_leaves], [shape_of(leaf) for leaf in kinds]
-    example = [shape_of(leaf, axis) for leaf, axis in single]
-    _check_single(one, (*arguments, example), whole, subject)
-    first = lambda *args: [leaf[0] for leaf in jax.tree.leaves(one(*args))]
-    program = compat.program(jax.make_jaxpr(first)(*arguments, example))
-    return _plan(program, params, kinds, axes, count, whole)
+    call = call_of(model, params, x, in_axes, subject)
+    whole, coupling = compare_programs(call, count, subject)
+    shared, data = call.split(jax.tree.leaves(x))
+    first = lambda *arguments: [leaf[0] for leaf in jax.tree.leaves(call.of_one(*arguments))]
+    shapes = call.param_shapes, [shape_of(leaf) for leaf in shared], [shape_of(leaf, axis) for leaf, axis in data]
+    program = compat.program(jax.make_jaxpr(first)(*shapes))
+    return _plan(program, params, shared, call.axes, count, whole, coupling)
 
 
-def _plan(program: compat.Program, params: PyTree, shared: Sequence, axes: tuple, count: int, whole: PyTree) -> Trace:
+def _plan(
+    program: compat.Program, params: PyTree, shared: Sequence, axes: tuple, count: int, whole: PyTree, coupling: str
+) -> Trace:
     num_params, num_leaves = len(jax.tree.leaves(params)), len(jax.tree.leaves(params)) + len(shared)
     variables = program.jaxpr.invars
     leaves = [
@@ -164,31 +159,6 @@ def _plan(program: compat.Program, params: PyTree, shared: Sequence, axes: tuple
     ends = planner.walk(plan, program, [*leaves, *data], Scope())
     plan.ends = tuple(planner.as_dependent(plan, end, Scope()) for end in ends)
     sites = tuple(plan.sites())
-    return Trace(plan, sites, planner.lengths, axes, count, _tree.names(params), _tree.structure(params), whole)
-
-
-def _check_single(one: Callable, arguments: tuple, whole: PyTree, subject: str) -> None:
-    """Refuse a model that does not work for a batch of one, or works differently there."""
-    try:
-        single = jax.eval_shape(one, *arguments)
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(
-            f"{subject}: the model works on the whole batch but fails on a batch of one example ({reason[0]}). Look "
-            "for a hard-coded batch size, and use `x.shape[0]` in its place."
-        ) from error
-    expected = jax.tree.map(lambda leaf: (1, *leaf.shape[1:]), whole)
-    given = jax.tree.map(lambda leaf: leaf.shape, single)
-    if expected != given:
-        raise ValueError(
-            f"{subject}: for a batch of one example the output of the model has shape {given} instead of {expected}. "
-            "Look for a `squeeze` without its `axis`, or for a hard-coded batch size."
-        )
-
-
-def shape_of(leaf: Any, without: int | None = None) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a leaf, without one of its axes."""
-    shape = list(jnp.shape(leaf))
-    if without is not None:
-        del shape[without]
-    return jax.ShapeDtypeStruct(tuple(shape), getattr(leaf, "dtype", jnp.result_type(leaf)))
+    names, structs = _tree.names(params), _tree.structure(params)
+    is_closed = is_concrete(program.constants)
+    return Trace(plan, sites, planner.lengths, axes, count, names, structs, whole, coupling, is_closed)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -51,6 +52,22 @@ def local(site: Site, changing: tuple[int, ...], free: dict[Free, Any], lengths:
         return steps(*operands, *(_known(site.operands[k], known, lengths) for k in fixed))
 
     return function
+
+
+def local_vjp(site: Site, function: Callable, operands: list[Any], records: list[Any]) -> tuple[Any, Callable]:
+    """The results of a site's equation, and the map from their cotangents to those of the operands that carry a
+    gradient.
+
+    Where the equation asks what is perturbed, records that change with the parameters are differentiated too, as they
+    are in the model."""
+    moving = [k for k, value in enumerate(site.recorded) if value.is_perturbed and site.asks_what_is_perturbed]
+
+    def moved(operands: list[Any], own: list[Any]) -> tuple[Any, ...]:
+        given = dict(zip(moving, own, strict=True))
+        return function(operands, [given.get(k, record) for k, record in enumerate(records)])
+
+    results, pull = jax.vjp(moved, operands, [records[k] for k in moving])
+    return results, lambda cotangents: pull(cotangents)[0]
 
 
 def _known(value: Any, known: dict, lengths: dict[int, int]) -> Any:

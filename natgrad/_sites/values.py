@@ -18,10 +18,12 @@ from natgrad._sites import compat
 
 @dataclass(frozen=True, eq=False)
 class Dependent:
-    """A value that differs from example to example. It is computed inside the scans `loops`."""
+    """A value that differs from example to example. It is computed inside the scans `loops`. `is_perturbed` says
+    whether it changes with the parameters, so that a derivative goes through it."""
 
     aval: Any
     loops: tuple[int, ...]
+    is_perturbed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +77,11 @@ class Carried(Free):
 
 
 Value = Dependent | Free
+
+
+def is_perturbed(value: Value) -> bool:
+    """Whether a value carries a derivative with respect to parameters."""
+    return bool(value.leaves) if isinstance(value, Free) else value.is_perturbed
 
 
 def constant(value: Any) -> Constant:

@@ -34,14 +34,15 @@ def natural_gradient(
     *,
     damping: Any = 0.0,
     solver: AbstractSolver | None = None,
+    has_aux: bool = False,
     check: bool = True,
 ) -> PyTree:
     r"""The natural gradient $(G + \lambda I)^{-1}g$: the `gradient` of any cost, turned into the direction that is
     steepest when steps are measured by how far they move the outputs of the model. Follow it downhill.
 
     Raises if the system could not be solved (a truncated `CG` counts as solved); use `pullback` and `solve` to decide
-    for yourself."""
-    metric = pullback(model, geometry, params, x, check=check)
+    for yourself. `has_aux` and `check` are as for `pullback`."""
+    metric = pullback(model, geometry, params, x, has_aux=has_aux, check=check)
     solution = solve(metric, gradient, damping=damping, solver=solver)
     return raise_failure(solution)
 
