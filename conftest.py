@@ -7,6 +7,9 @@ from pathlib import Path
 # `make test-slow` and the compatibility tests do optimise.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
+# JAX 0.10.1 prints two lines of CPU features for every program it takes from the cache.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 import jax
 import pytest
 from sybil import Sybil

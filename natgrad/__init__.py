@@ -87,11 +87,13 @@ from natgrad._optimiser.damping.constant import ConstantDamping as ConstantDampi
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt as LevenbergMarquardt
 from natgrad._optimiser.info import STEP_RESULTS as STEP_RESULTS
 from natgrad._optimiser.info import Info as Info
+from natgrad._optimiser.info import Quantity as Quantity
 from natgrad._optimiser.momentum import HeavyBall as HeavyBall
 from natgrad._optimiser.momentum import NoMomentum as NoMomentum
 from natgrad._optimiser.momentum import Spring as Spring
 from natgrad._optimiser.natural_gradient import NaturalGradient as NaturalGradient
 from natgrad._optimiser.objective import LeastSquares as LeastSquares
+from natgrad._optimiser.objective import Likelihood as Likelihood
 from natgrad._optimiser.objective import Objective as Objective
 from natgrad._optimiser.optax import as_optax as as_optax
 from natgrad._optimiser.optax import scale_by_natural_gradient as scale_by_natural_gradient

@@ -89,6 +89,59 @@ def integer_array(value: Any, subject: str) -> Array:
     return jnp.asarray(value)
 
 
+def aligned(y: Any, shape: tuple[int, ...], subject: str) -> Array:
+    """A target of one example in the shape that belongs to its output: the same, but for axes of size one."""
+    target = jnp.asarray(y)
+    given = tuple(target.shape)
+    if [size for size in given if size != 1] != [size for size in shape if size != 1]:
+        raise ValueError(
+            f"{subject} needs a target of shape {tuple(shape)} for the output of one example, but got {given}. Check "
+            "the axes of the targets, and of the outputs of the model."
+        )
+    return target.reshape(shape)
+
+
+def check_number(
+    value: Any,
+    name: str,
+    subject: str,
+    *,
+    least: int | None = None,
+    above: int | None = None,
+    most: int | None = None,
+    below: float | int | None = None,
+    schedules: bool = False,
+) -> None:
+    """Refuse what is neither a number between the given bounds nor, where allowed, a schedule. Traced numbers pass."""
+    bounds = [
+        f"of at least {least}" if least is not None else f"above {above}" if above is not None else "",
+        f"of at most {most}" if most is not None else f"below {below}" if below is not None else "",
+    ]
+    wanted = " ".join(["a number", " and ".join(filter(None, bounds))]).strip()
+    wanted += " or a schedule" if schedules else ""
+    if callable(value):
+        if schedules:
+            return
+        raise TypeError(
+            f"{subject} needs {name} to be {wanted}, but got a function: a schedule is not possible here, since it "
+            "would be read once and then ignored."
+        )
+    if not is_concrete(value):
+        return
+    is_number = isinstance(value, bool | int | float | np.number) or getattr(value, "shape", None) == ()
+    if not is_number or not jnp.issubdtype(jnp.result_type(value), jnp.number):
+        raise TypeError(f"{subject} needs {name} to be {wanted}, but got `{type(value).__name__}`.")
+    number = float(value)
+    is_inside = [
+        least is None or number >= least,
+        above is None or number > above,
+        most is None or number <= most,
+        below is None or number < below,
+    ]
+    if not all(is_inside):
+        raise ValueError(f"{subject} needs {name} to be {wanted}, but got {value}.")
+
+
 def check_damping(damping: Any, subject: str) -> bool:
     """Whether the damping is known to be zero now; a negative number is refused. A Python number is known even while
     everything else is traced."""

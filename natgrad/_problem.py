@@ -13,7 +13,7 @@ from natgrad._family.categorical import Categorical, MinimalCategorical
 from natgrad._model import check_params
 from natgrad._optimiser.evaluation import loss_at
 from natgrad._optimiser.objective import LeastSquares, Likelihood
-from natgrad._optimiser.problem import Bound, Terms, as_terms, batches_of
+from natgrad._optimiser.problem import Bound, Terms, as_terms, batches_of, refuse_invalid
 from natgrad._types import Scalar
 
 # How many examples, evenly spaced, the loss on the training data is looked at on.
@@ -43,6 +43,7 @@ class Problem:
     - `metrics`: functions `metric(z, y)` of the outputs for many examples and their targets that give one number each;
       by default the accuracy for labels and the explained part of the variance for `LeastSquares`.
     - `steps`: how many steps a run has unless the command line says otherwise.
+    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
     - `name`, `about`: for reports.
     """
 
@@ -57,11 +58,12 @@ class Problem:
         held_out: Any = None,
         metrics: Mapping[str, Callable] | None = None,
         steps: Any = 500,
+        has_aux: bool = False,
         name: str = "problem",
         about: str = "",
     ):
-        self.model, self.objective = model, objective
-        self.terms = as_terms(model, objective)
+        self.model, self.objective, self.has_aux = model, objective, has_aux
+        self.terms = as_terms(model, objective, has_aux)
         self.steps, self.name, self.about = steps, name, about
         _check_whole("steps", steps)
         if batch_size is not None:
@@ -106,7 +108,7 @@ class Problem:
 
     def loss(self, params: PyTree, data: Any) -> Scalar:
         """The mean loss over some data; of `Terms`, their weighted sum."""
-        return loss_at([Bound(term, term.model, own) for term, own in batches_of(self.terms, data)], params)
+        return loss_at(self._bound(data), params)
 
     def shown(self) -> Any:
         """The training data that losses are looked at on."""
@@ -120,11 +122,14 @@ class Problem:
         judged = shown if held_out is None else held_out
         return Score(loss, held_out_loss, self._measured(params, judged))
 
+    def _bound(self, data: Any) -> list[Bound]:
+        return [Bound(term, term.outputs, own) for term, own in batches_of(self.terms, data)]
+
     def _measured(self, params: PyTree, data: Any) -> dict[str, Any]:
         if not self.metrics or None not in self.terms:
             return {}
         ((term, batch),) = batches_of(self.terms, data)
-        z = term.model(params) if batch.x is None else term.model(params, batch.x)
+        z = term.outputs(params) if batch.x is None else term.outputs(params, batch.x)
         return {name: jnp.asarray(metric(z, batch.y), float) for name, metric in self.metrics.items()}
 
     def _default_metrics(self) -> dict[str, Callable]:
@@ -155,6 +160,9 @@ class Problem:
                         f"`Problem` got `{where}` with {count} of its {own.size} entries not finite. Remove or replace "
                         "NaN and infinities first: a loss over them has no meaning."
                     )
+        for name, data in (("data", self.data), ("held_out", self.held_out)):
+            if data is not None:
+                refuse_invalid(self._bound(data), self.params, f"`Problem`: `{name}`")
         score = jax.eval_shape(self.score, self.params, self.data, self.held_out)
         for name, value in score.metrics.items():
             if value.shape:

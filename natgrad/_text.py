@@ -1,6 +1,9 @@
-"""Numbers and tables for people to read."""
+"""Numbers, tables and warnings for people to read."""
 
+import inspect
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def size(count: int) -> str:
@@ -26,3 +29,12 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(len(row[k]) for row in (header, *rows)) for k in range(len(header))]
     line = lambda row: "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     return "\n".join([line(header), line(tuple("-" * width for width in widths)), *map(line, rows)])
+
+
+def warn(message: str) -> None:
+    """Warn at the line that called the library: that beyond its outermost frame."""
+    package, frame, level, found = str(Path(__file__).parent), inspect.currentframe(), 1, 1
+    while frame is not None:
+        found = level + 1 if frame.f_code.co_filename.startswith(package) else found
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=found)

@@ -30,7 +30,6 @@ PROBLEM = """
 import jax
 import jax.numpy as jnp
 import natgrad as ng
-from natgrad import _backend
 
 
 def model(params, x):

@@ -77,7 +77,7 @@ CONSTRUCTORS = {
     "negative decay": (
         lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.KLClip(), weight_decay=-0.1),
         ValueError,
-        "`weight_decay` of at least 0, but got -0.1",
+        "`weight_decay` to be a number of at least 0 or a schedule, but got -0.1",
     ),
     "shrunk twice": (
         lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.KLClip(), weight_decay=0.1, l2=0.1),
@@ -92,23 +92,35 @@ CONSTRUCTORS = {
     "loss": (lambda: ng.Objective(3, ng.Euclidean()), TypeError, "needs a function `loss\\(z, y\\)`.*but got `int`"),
     "geometry": (lambda: ng.Objective(classifier, ng.Categorical()), TypeError, "needs a geometry.*Fisher\\(family\\)"),
     "term model": (lambda: ng.Term(3, ng.LeastSquares()), TypeError, "`Term` needs a function"),
-    "term weight": (lambda: ng.Term(classifier, ng.LeastSquares(), -1.0), ValueError, "`weight` above 0, but got -1.0"),
+    "term weight": (
+        lambda: ng.Term(classifier, ng.LeastSquares(), -1.0),
+        ValueError,
+        "`weight` above 0, one number, but got -1.0",
+    ),
     "terms": (lambda: ng.Terms(), TypeError, "at least one `name=Term"),
     "damping shape": (
         lambda: ng.ConstantDamping(shape="round"),
         ValueError,
         '"identity" or "diagonal", but got \'round\'',
     ),
-    "damping": (lambda: ng.ConstantDamping(-1.0), ValueError, "at least 0, but got `-1.0`"),
+    "damping": (
+        lambda: ng.ConstantDamping(-1.0),
+        ValueError,
+        "`value` to be a number of at least 0 or a schedule, but got -1.0",
+    ),
     "multipliers": (
         lambda: ng.LevenbergMarquardt(multipliers={"params": 0.0}),
         ValueError,
-        "`multipliers` above 0, but that of `params` is 0.0",
+        "`multipliers\\['params'\\]` to be a number above 0, but got 0.0",
     ),
     "initial damping": (lambda: ng.LevenbergMarquardt(initial=0.0), ValueError, "from 0 no factor leads away"),
-    "damping decay": (lambda: ng.LevenbergMarquardt(decay=2.0), ValueError, "`decay` between 0 and 1"),
-    "heavy ball": (lambda: ng.HeavyBall(1.0), ValueError, "from 0 to below 1, but got 1.0"),
-    "spring": (lambda: ng.Spring(1.5), ValueError, "from 0 to below 1, but got 1.5"),
+    "damping decay": (
+        lambda: ng.LevenbergMarquardt(decay=2.0),
+        ValueError,
+        "`decay` to be a number above 0 and below 1, but got 2.0",
+    ),
+    "heavy ball": (lambda: ng.HeavyBall(1.0), ValueError, "of at least 0 and below 1 or a schedule, but got 1.0"),
+    "spring": (lambda: ng.Spring(1.5), ValueError, "of at least 0 and below 1, but got 1.5"),
     "rate": (lambda: ng.ConstantStep(-0.1), ValueError, "`learning_rate` to be a number above 0"),
     "clip": (lambda: ng.KLClip(0.0), ValueError, "`radius` to be a number above 0"),
     "validated radius": (
@@ -117,22 +129,38 @@ CONSTRUCTORS = {
         "`CrossValidated` needs `radius`.*got -1.0",
     ),
     "validated patience": (lambda: ng.CrossValidated(patience=0.0), ValueError, "needs `patience`.*got 0.0"),
-    "validated decay": (lambda: ng.CrossValidated(1.0), ValueError, "`decay` from 0 to below 1, but got 1.0"),
+    "validated decay": (
+        lambda: ng.CrossValidated(1.0),
+        ValueError,
+        "`decay` to be a number of at least 0 and below 1, but got 1.0",
+    ),
     "validated momentum": (
         lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.CrossValidated(), momentum=ng.HeavyBall()),
         ValueError,
         "averages natural gradients itself.*`HeavyBall` makes of it. Use `NoMomentum`",
     ),
     "radius": (lambda: ng.TrustRegion(0.0), ValueError, "`radius` to be a number above 0"),
-    "shrink": (lambda: ng.TrustRegion(shrink=1.0), ValueError, "`shrink` between 0 and 1, but got 1.0"),
+    "shrink": (
+        lambda: ng.TrustRegion(shrink=1.0),
+        ValueError,
+        "`shrink` to be a number above 0 and below 1, but got 1.0",
+    ),
     "tries": (lambda: ng.ArmijoLineSearch(max_tries=0), ValueError, "`max_tries` to be a whole number of at least 1"),
-    "sufficient": (lambda: ng.ArmijoLineSearch(sufficient=1.0), ValueError, "`sufficient` from 0 to below 1"),
-    "sizes": (lambda: ng.GridLineSearch(()), ValueError, "`sizes` above 0, at least one"),
-    "part": (lambda: ng.KFAC(part=0.0), ValueError, "fraction of every batch.*above 0 and at most 1, but got 0.0"),
-    "part of exact": (lambda: ng.Exact(part=2.0), ValueError, "above 0 and at most 1, but got 2.0"),
+    "sufficient": (
+        lambda: ng.ArmijoLineSearch(sufficient=1.0),
+        ValueError,
+        "`sufficient` to be a number of at least 0 and below 1",
+    ),
+    "sizes": (lambda: ng.GridLineSearch(()), ValueError, "needs `sizes`, at least one number, but got \\(\\)"),
+    "part": (lambda: ng.KFAC(part=0.0), ValueError, "fraction of every batch.*above 0 and of at most 1, but got 0.0"),
+    "part of exact": (lambda: ng.Exact(part=2.0), ValueError, "above 0 and of at most 1, but got 2.0"),
     "solver": (lambda: ng.Exact(3), TypeError, "`Exact` needs a solver.*but got `int`"),
     "period": (lambda: ng.EKFAC(refresh_every=0), ValueError, "`refresh_every` to be a whole number of at least 1"),
-    "decay": (lambda: ng.Diagonal(decay=0.0), ValueError, "`decay` above 0 and at most 1, but got 0.0"),
+    "decay": (
+        lambda: ng.Diagonal(decay=0.0),
+        ValueError,
+        "`decay` to be a number above 0 and of at most 1, but got 0.0",
+    ),
     "rules": (lambda: ng.KFAC(shraing="reduce"), TypeError, "besides its own arguments, as `kfac` does.*'shraing'"),
     "rule": (lambda: ng.KFAC(sharing="fold"), ValueError, "`sharing` to be one of"),
 }
@@ -159,7 +187,11 @@ INITS = {
         ValueError,
         "12 examples in `x`, but `y` has shapes \\[\\(3,\\)\\]",
     ),
-    "weights": (dict(batch=lambda x, y: (x, y, x)), ValueError, "`weights` needs one number an example"),
+    "weights": (
+        dict(batch=lambda x, y: (x, y, x)),
+        ValueError,
+        "weights of a batch need one number for every example.*have shape \\(12, 3\\)",
+    ),
     "l2 path": (dict(l2={"params['third']": 0.1}), ValueError, "no parameter at `params\\['third'\\]`"),
     "multiplier path": (
         dict(damping=ng.ConstantDamping(0.1, multipliers={"third": 2.0})),
@@ -239,7 +271,9 @@ def test_models_that_couple_examples_and_odd_parameters():
     coupled = lambda params, x: classifier(params, x - jnp.mean(x, axis=0, keepdims=True))
     by_place = lambda params, x: classifier(params, x * jnp.arange(1.0, 1 + len(x))[:, None])
     for model in (coupled, by_place):
-        with pytest.raises(ValueError, match="changes with its place in the batch or with the rest.*couples examples"):
+        with pytest.raises(
+            ValueError, match="couples examples.*for 1[12] examples.*not the output for the example alone"
+        ):
             ng.NaturalGradient(model, ng.Categorical()).init(params, (x, y))
     with pytest.raises(ValueError, match="without any array"):
         ng.NaturalGradient(classifier, ng.Categorical(), trainable=lambda leaf: False).init(params, (x, y))

@@ -105,11 +105,14 @@ def test_damping_starts_at_the_mean_eigenvalue_and_follows_the_predictions():
 )
 def test_thresholds_of_levenberg_and_marquardt(ratio, rejected, expected):
     from natgrad._optimiser.damping.base import Outcome
+    from natgrad._optimiser.info import Quantity
 
     damping = ng.LevenbergMarquardt(initial=1.0, every=2, minimum=0.9, maximum=3.0)
     state = damping.start(damping.init(), jnp.asarray(5.0))
     number = jnp.asarray
-    outcome = Outcome(number(1), number(10.0), number(10.0 - ratio), number(1.0), number(rejected), number(0.0))
+    after = Quantity.of(10.0 - ratio, float, not np.isnan(ratio))
+    predicted = Quantity.of(1.0, float)
+    outcome = Outcome(number(1), number(10.0), after, predicted, number(rejected), number(0.0))
     found = damping.strength(damping.update(state, outcome), number(2))
     kept = damping.update(state, outcome._replace(steps=number(2), is_rejected=number(False)))
     assert float(kept.strength) == float(state.strength)
@@ -208,7 +211,7 @@ def test_a_batch_out_of_the_ordinary_is_not_averaged_but_judged_like_any_other()
     assert info.accepted and info.loss_after < info.loss and not same(moved, w)
     assert same(after.structure.average, state.structure.average)
     bold = make(ng.ConstantStep(1e3))
-    stays, _, info = jax.jit(bold.step)(w, state._replace(last=jnp.zeros(3)), hard, jax.random.key(0))
+    stays, _, info = jax.jit(bold.step)(w, state.replace(last=jnp.zeros(3)), hard, jax.random.key(0))
     assert not info.accepted and info.loss_after > info.loss and same(stays, w)
 
 
@@ -495,9 +498,11 @@ def test_damping_waits_for_a_metric(step):
     params, (x, y) = classifier_problem()
     opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), step=step())
     empty, full = (x, y, jnp.zeros(12)), (x, y, jnp.ones(12))
-    advance, state = jax.jit(opt.step), opt.init(params, empty)
-    moved, state, _ = advance(params, state, empty)
-    assert same(moved, params)
+    advance, state = jax.jit(opt.step), opt.init(params, full)
+    moved, state, info = advance(params, state, empty)
+    assert same(moved, params) and info.result == ng.STEP_RESULTS.invalid_batch
+    with pytest.raises(ValueError, match="weights of the batch are all zero"):
+        opt.step(params, state, empty)
     _, state, info = advance(moved, state, full)
     expected = np.mean(ravel(ng.diagonal(classifier, ng.Fisher(ng.Categorical()), params, x).entries))
     np.testing.assert_allclose(info.damping, expected, rtol=1e-6)
@@ -524,7 +529,7 @@ def test_mixed_precision_trains():
     params, (x, y) = classifier_problem()
     mixed = {"first": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params["first"]), "second": params["second"]}
     mixed = jax.tree.map(lambda leaf: leaf if leaf.dtype == jnp.bfloat16 else leaf.astype(jnp.float32), mixed)
-    x = x.astype(jnp.float32)
+    x, y = x.astype(jnp.float32), jnp.asarray(np.asarray(y, np.int32))
 
     def half(params, x):
         hidden = jnp.tanh(affine(x.astype(jnp.bfloat16), **params["first"]))

@@ -13,8 +13,9 @@ from zoo import integers
 
 import natgrad as ng
 from natgrad import _backend
-from natgrad._optimiser.evaluation import evaluate
-from natgrad._optimiser.problem import Bound, Term, as_batch
+from natgrad._optimiser.batch import as_batch
+from natgrad._optimiser.evaluation import Pass, evaluate
+from natgrad._optimiser.problem import Bound, Term
 
 pytestmark = [pytest.mark.float32, pytest.mark.compat, pytest.mark.users_defaults]
 
@@ -117,8 +118,8 @@ def test_products_with_a_metric(name):
         def compute(params, x, vectors):
             metric = ng.pullback(model, FISHER, params, x)
             few = metric.restrict({key: key in ("w", "kernel", "q") for key in params})
-            term = Bound(Term(model, ng.Categorical()), model, as_batch((x, None), "The batch"))
-            evaluation = evaluate([term], params, 1.0, jnp.array(0), has_sites=True)
+            term = Bound(Term(model, ng.Categorical()), model, as_batch((x, None), "The batch", ng.LeastSquares()))
+            evaluation = evaluate([term], params, Pass(1.0, jnp.array(0), has_sites=True))
             flat = jax.vmap(ravel)(vectors)
             unflatten = jax.flatten_util.ravel_pytree(params)[1]
             return {

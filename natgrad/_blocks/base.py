@@ -18,7 +18,7 @@ class Assignment:
     """A block to be computed: the entries of parameters that it covers, why it is not of a better kind, and whether
     that is less than its parameters should have.
 
-    What depends on inputs alone is computed once; what depends on cotangents is a sum over their columns."""
+    What depends on cotangents is a sum over their columns; what depends on inputs is computed once, after it."""
 
     place: Place
     reason: str
@@ -29,14 +29,14 @@ class Assignment:
     def structure(self) -> str:
         """The name of its kind."""
 
-    def of_inputs(self, recording: Recording, budget: Budget) -> Any:
-        """What the block needs beyond the cotangents."""
-        del recording, budget
-        return ()
-
     @abstractmethod
     def of_cotangents(self, recording: Recording, budget: Budget) -> Any:
         """Sums over examples and cotangents."""
+
+    def of_inputs(self, recording: Recording, cotangents: Any, budget: Budget) -> Any:
+        """What the block needs beyond the sums over cotangents, which are given."""
+        del recording, cotangents, budget
+        return ()
 
     @abstractmethod
     def block(self, inputs: Any, cotangents: Any) -> AbstractBlock:

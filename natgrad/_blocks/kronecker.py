@@ -1,9 +1,10 @@
 r"""Kronecker-factored blocks: $F \approx A \otimes G$ with the second moments of inputs and of cotangents.
 
 *Expand* takes every position for an example of its own, $A = \frac1{NT}\sum_{nt} a_{nt}a_{nt}^\top$ and
-$G = \frac1N\sum_{nt} h_{nt}h_{nt}^\top$. *Reduce* takes the average of the inputs and the sum of the cotangents of an
-example. Several uses of a weight are positions of one use. Where the weight is used in both directions, the sum of two
-Kronecker products $A_1 \otimes G_1 + G_2 \otimes A_2$ is replaced by the one that has its partial traces."""
+$G = \frac1N\sum_{nt} h_{nt}h_{nt}^\top$, where $NT$ is the number of positions with a cotangent that is not zero.
+*Reduce* takes the average of the inputs and the sum of the cotangents of an example. Several uses of a weight are
+positions of one use. Where the weight is used in both directions, the sum of two Kronecker products
+$A_1 \otimes G_1 + G_2 \otimes A_2$ is replaced by the one that has its partial traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +12,20 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from natgrad import _tree
 from natgrad._blocks.base import Assignment
-from natgrad._blocks.uses import Masks, View, counted, indices, num_positions, operand_of, result_of
+from natgrad._blocks.uses import Masks, View, indices, num_positions, operand_of, result_of
 from natgrad._operator import factor
 from natgrad._operator.factor import Factor
 from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._per_example.chunks import Budget, summed
 from natgrad._per_example.recording import Recording
 from natgrad._sites.routes import Member
+
+# Whether some cotangent of a position is not zero, by the number of a use's site.
+Live = dict[int, Bool[Array, "n t"]]
 
 
 class Moments(NamedTuple):
@@ -31,10 +35,20 @@ class Moments(NamedTuple):
     swapped: Factor | None
 
 
+class CotangentMoments(NamedTuple):
+    """Those of cotangents; and for every use how many cotangents of each position are not zero."""
+
+    moments: Moments
+    num_live: dict[int, Float[Array, "n t"]]
+
+
 @dataclass(frozen=True, eq=False)
 class Kronecker(Assignment):
     """The block of a weight, perhaps with its bias. `sides` are the sizes of the blocks within each factor, and
-    `is_corrected` says whether its eigenvalues are to be corrected."""
+    `is_corrected` says whether its eigenvalues are to be corrected.
+
+    Inputs at positions whose cotangents are all zero do not count: no output depends on what the weight does there, as
+    on padding that a mask leaves out."""
 
     view: View
     sides: tuple[int, int]
@@ -46,59 +60,72 @@ class Kronecker(Assignment):
     def structure(self):
         return "kronecker"
 
-    def of_inputs(self, recording, budget):
-        upright = self._inputs(recording, self.view.upright, self.sides[0], budget)
-        swapped = self.view.swapped
-        return Moments(upright, self._inputs(recording, swapped, self.sides[1], budget) if swapped else None)
-
     def of_cotangents(self, recording, budget):
         upright = self._cotangents(recording, self.view.upright, self.sides[1], budget)
         swapped = self.view.swapped
-        return Moments(upright, self._cotangents(recording, swapped, self.sides[0], budget) if swapped else None)
+        moments = Moments(upright, self._cotangents(recording, swapped, self.sides[0], budget) if swapped else None)
+        members = (*self.view.upright, *swapped)
+        return CotangentMoments(moments, {m.use.site.number: self._num_live(recording, m) for m in members})
+
+    def of_inputs(self, recording, cotangents, budget):
+        are_live = {number: count > 0 for number, count in cotangents.num_live.items()}
+        upright = self._inputs(recording, self.view.upright, are_live, self.sides[0], budget)
+        swapped = self.view.swapped
+        return Moments(upright, self._inputs(recording, swapped, are_live, self.sides[1], budget) if swapped else None)
 
     def block(self, inputs, cotangents):
-        A, G = inputs.upright, cotangents.upright
+        A, G = inputs.upright, cotangents.moments.upright
         if inputs.swapped is None:
             return KroneckerBlock(A, G)
-        return nearest([(A, G), (cotangents.swapped, inputs.swapped)])
+        return nearest([(A, G), (cotangents.moments.swapped, inputs.swapped)])
 
     @property
     def is_reduced(self) -> bool:
         """Whether positions are reduced. Look-ups always expand: their moment is then exactly diagonal."""
         return self.sharing == "reduce" and not self.view.weight.group.lookups
 
-    def _inputs(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
+    def _inputs(
+        self, recording: Recording, members: Sequence[Member], are_live: Live, side: int, budget: Budget
+    ) -> Factor:
         view = self.view
         lookups = [member for member in members if member in view.weight.group.lookups]
         products = [member for member in members if member not in lookups]
-        moments = [_counts(recording, view, member, self.masks, side) for member in lookups]
+        moments = [_counts(recording, view, member, are_live[member.use.site.number], side) for member in lookups]
         if products:
-            moments.append(self._second_moment(recording, products, side, budget))
+            moments.append(self._second_moment(recording, products, are_live, side, budget))
         totals, sums = zip(*moments, strict=True)
-        return _tree.sum_leaves(sums) / jnp.maximum(_tree.sum_leaves(totals), 1.0)
+        total = _tree.sum_leaves(totals)
+        return _tree.sum_leaves(sums) / jnp.where(total > 0, total, 1.0)
 
     def _second_moment(
-        self, recording: Recording, members: Sequence[Member], side: int, budget: Budget
+        self, recording: Recording, members: Sequence[Member], are_live: Live, side: int, budget: Budget
     ) -> tuple[Array, Factor]:
-        """The number of positions that count (or of examples), and the sum of products of inputs over them."""
-        is_masked = any(member.use.site.number in self.masks for member in members)
+        """How many positions (or examples) count, and the sum of products of inputs over them."""
         examples = jnp.ones(recording.num_examples) if recording.weights is None else recording.weights
         operands = [operand_of(recording, member) for member in members]
-        weights = [counted(recording, member, self.masks) for member in members]
+        live = [are_live[member.use.site.number] for member in members]
 
         def moment(part) -> tuple[Array, Factor]:
             inputs = [self.view.inputs(recording, m, own) for m, own in zip(members, part[0], strict=True)]
             a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(part[1], axis=1).astype(inputs[0].dtype)
             w, e = w[:, None, :, None], part[2].astype(a.dtype)[:, None, None, None]
+            a = w * a
             if self.is_reduced:
-                a = jnp.sum(w * a, axis=2, keepdims=True) / jnp.maximum(jnp.sum(w, axis=2, keepdims=True), 1.0)
+                a = jnp.sum(a, axis=2, keepdims=True) / jnp.maximum(jnp.sum(w, axis=2, keepdims=True), 1.0)
+                w = jnp.max(w, axis=2, keepdims=True)
             # Those of positions are zero or one, so they need no root.
-            elif is_masked:
-                a = w * a
             a = a if recording.weights is None else jnp.sqrt(e) * a
-            return jnp.sum(e if self.is_reduced else w * e), _moment(a, side)
+            return jnp.sum(w * e), _moment(a, side)
 
-        return summed(moment, (operands, weights, examples), self._chunk(recording, members, budget))
+        return summed(moment, (operands, live, examples), self._chunk(recording, members, budget))
+
+    def _num_live(self, recording: Recording, member: Member) -> Float[Array, "n t"]:
+        """How many cotangents of every position are not zero. A part of a weight has the positions of the whole."""
+        h = jax.vmap(jax.vmap(member.layout.cotangents))(result_of(recording, member))
+        is_live = jnp.any(h != 0, axis=(2, -1)) if h.ndim == 5 else jnp.any(h != 0, axis=-1)
+        count = jnp.sum(is_live, axis=1).astype(_tree.wide(h))
+        mask = self.masks.get(member.use.site.number)
+        return count if mask is None else count * mask.astype(count.dtype)
 
     def _cotangents(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
         results = [result_of(recording, member) for member in members]
@@ -136,9 +163,12 @@ def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:
     return factor.second_moment(x.swapaxes(0, 1).reshape(groups, -1, size), side)
 
 
-def _counts(recording: Recording, view: View, member: Member, masks: Masks, side: int) -> tuple[Array, Factor]:
+def _counts(
+    recording: Recording, view: View, member: Member, is_live: Bool[Array, "n t"], side: int
+) -> tuple[Array, Factor]:
     """How many rows are read, and how often each: the second moment of rows of the identity."""
-    rows, weights = indices(member, operand_of(recording, member)), counted(recording, member, masks)
+    rows = indices(member, operand_of(recording, member))
+    weights = is_live.astype(_tree.wide(result_of(recording, member)))
     if recording.weights is not None:
         weights = weights * recording.weights.astype(weights.dtype)[:, None]
     num_rows = member.use.value.aval.shape[0]

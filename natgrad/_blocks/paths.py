@@ -1,9 +1,20 @@
 """Options by the paths of parameters: a key is for the parameter of that name, or for all below it."""
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from natgrad._check import check_number
 
 Option = TypeVar("Option")
+
+
+def numbers_by_path(value: Any, name: str, subject: str, *, schedules: bool = False) -> dict[str, Any]:
+    """Numbers of at least zero for the parameters at or below paths, from one for all or from a mapping."""
+    given = {str(path): own for path, own in value.items()} if isinstance(value, Mapping) else {"": value}
+    for path, own in given.items():
+        where = f"`{name}[{path!r}]`" if isinstance(value, Mapping) else f"`{name}`"
+        check_number(own, where, subject, least=0, schedules=schedules)
+    return given
 
 
 def option_for(options: Mapping[str, Option], name: str) -> Option | None:

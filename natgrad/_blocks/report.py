@@ -1,11 +1,8 @@
 """What became of every parameter, in a form that people and programs can read."""
 
-import inspect
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from natgrad import _text
@@ -52,13 +49,9 @@ class StructureReport(Mapping[str, BlockReport]):
         return "; ".join(f"`{row.path}` is {row.structure} ({row.reason})" for row in self.fallbacks)
 
     def warn_of_fallbacks(self, subject: str) -> None:
-        """Warn at the line that called the library: that beyond its outermost frame."""
+        """Warn at the line that called the library."""
         if self.fallbacks:
-            own, frame, level, found = str(Path(_text.__file__).parent), inspect.currentframe(), 1, 1
-            while frame is not None:
-                found = level + 1 if frame.f_code.co_filename.startswith(own) else found
-                frame, level = frame.f_back, level + 1
-            warnings.warn(f"{subject}: {self.describe_fallbacks()}. `report()` has the details.", stacklevel=found)
+            _text.warn(f"{subject}: {self.describe_fallbacks()}. `report()` has the details.")
 
     def __getitem__(self, path: str) -> BlockReport:
         return {row.path: row for row in self.rows}[path]

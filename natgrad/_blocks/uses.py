@@ -116,14 +116,6 @@ def num_positions(recording: Recording, members: Sequence[Member]) -> int:
     return sum(math.prod(member.positions(recording.lengths)) for member in members)
 
 
-def counted(recording: Recording, member: Member, masks: Masks) -> Float[Array, "n t"]:
-    """One for every position that counts."""
-    dtype = _tree.wide(result_of(recording, member))
-    mask = masks.get(member.use.site.number)
-    shape = recording.num_examples, num_positions(recording, [member])
-    return jnp.ones(shape, dtype) if mask is None else mask.astype(dtype)
-
-
 def _scaled(recording: Recording, member: Member, x: Array) -> Array:
     """Inputs (for a look-up, cotangents) times the number that the parameter is multiplied by in its weight."""
     copies: list[CopyOf] = [member.copy] if member.through is None else [member.copy, member.through.own]

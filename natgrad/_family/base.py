@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from natgrad import _linalg, _tree
-from natgrad._check import Requirement, integer_array, real_array, require
+from natgrad._check import Requirement, aligned, integer_array, real_array, require
 from natgrad._family.conjugate import natural_by_newton
 from natgrad._types import Key, Matrix, Moments, Natural, Observation, Scalar
 
@@ -68,6 +68,10 @@ class AbstractFamily(eqx.Module):
 
     @abstractmethod
     def _support(self, x: Observation) -> list[Requirement]: ...
+
+    def _target_domain(self, x: Observation) -> list[Requirement]:
+        """What the target of a likelihood must be: an observation, or a mean of some."""
+        return [all_finite(x), *self._support(x)]
 
     def _tangent_moments(self, v: Moments) -> Moments:
         """The part of a change of moments that leads to other moments, where those span less than all arrays."""
@@ -281,6 +285,12 @@ class AbstractFamily(eqx.Module):
         x = real_array(x, subject, dtype)
         check_event(x, self._event_shapes[0][: self.observation_ndim], subject)
         return x
+
+    def _target(self, eta: Natural, y: Any) -> Observation:
+        """The target of a likelihood, as this family observes it where the parameters are `eta`."""
+        subject = f"The target of `{type(self).__name__}`"
+        observed = self._observed(y, subject, jax.tree.leaves(eta)[0].dtype)
+        return aligned(observed, self._observation_shape(eta), subject)
 
     def _observation_shape(self, eta: Natural) -> tuple[int, ...]:
         first = jax.tree.leaves(eta)[0]

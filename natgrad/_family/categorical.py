@@ -75,7 +75,9 @@ class Categorical(AbstractFamily):
         return jnp.sqrt(p)[:, None] * (jnp.eye(p.size, dtype=p.dtype) - p[None, :])
 
     def _log_prob(self, eta, x):
-        return jnp.sum(jnp.take_along_axis(log_probabilities(eta), x[..., None], axis=-1))
+        taken = jnp.take_along_axis(log_probabilities(eta), x[..., None], axis=-1)[..., 0]
+        # An index below zero would count from the last class.
+        return jnp.sum(jnp.where((x >= 0) & (x < eta.shape[-1]), taken, jnp.nan))
 
     def _score(self, eta, x):
         return jax.nn.one_hot(x, eta.shape[-1], dtype=eta.dtype) - softmax(eta, axis=-1)

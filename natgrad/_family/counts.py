@@ -29,6 +29,11 @@ def whole_numbers(x: Array) -> list[Requirement]:
     return [Requirement(jnp.all((x >= 0) & (x == jnp.floor(x))), "whole numbers of at least 0", "Check the data.")]
 
 
+def mean_count(x: Array) -> Requirement:
+    """Targets of a likelihood may be means of counts."""
+    return Requirement(jnp.all((x >= 0) & jnp.isfinite(x)), "numbers of at least 0", "Check the data.")
+
+
 def log_probability(eta: Array) -> Requirement:
     return Requirement(jnp.all(eta < 0), "negative numbers (log probabilities of failure)", "Pass `log(1 - p)`.")
 

@@ -6,6 +6,7 @@ from natgrad._family.counts import (
     failures_kl,
     log_probability,
     log_success,
+    mean_count,
     mean_failures,
     positive_mean,
     whole_numbers,
@@ -38,6 +39,9 @@ class Geometric(AbstractFamily):
 
     def _support(self, x):
         return whole_numbers(x)
+
+    def _target_domain(self, x):
+        return [mean_count(x)]
 
     def _to_moments(self, eta):
         return mean_failures(eta)

@@ -9,6 +9,7 @@ from natgrad._family.counts import (
     failures_kl,
     log_probability,
     log_success,
+    mean_count,
     mean_failures,
     mean_log_rising,
     positive_mean,
@@ -54,6 +55,9 @@ class NegativeBinomial(AbstractFamily):
 
     def _support(self, x):
         return whole_numbers(x)
+
+    def _target_domain(self, x):
+        return [mean_count(x)]
 
     def _log_base_measure(self, x):
         # The binomial coefficient as a beta function, which keeps its digits where the counts are large.

@@ -5,7 +5,7 @@ import numpy as np
 
 from natgrad._check import Requirement
 from natgrad._family.base import AbstractFamily
-from natgrad._family.counts import draw_poisson, log_factorial, mean_log_factorial, whole_numbers
+from natgrad._family.counts import draw_poisson, log_factorial, mean_count, mean_log_factorial, whole_numbers
 from natgrad._family.special import horner, measure_kl
 
 # Above this rate the entropy is a series in 1/rate, exact to rounding; below, an integral.
@@ -44,6 +44,9 @@ class Poisson(AbstractFamily):
 
     def _support(self, x):
         return whole_numbers(x)
+
+    def _target_domain(self, x):
+        return [mean_count(x)]
 
     def _log_base_measure(self, x):
         return -jnp.sum(log_factorial(x))

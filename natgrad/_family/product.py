@@ -48,6 +48,13 @@ class Product(AbstractFamily):
     def _support(self, x):
         return self._collect("_support", x)
 
+    def _target_domain(self, x):
+        return self._collect("_target_domain", x)
+
+    def _target(self, eta, y):
+        splits = self._split(eta), self._split(y, "The target of `Product`")
+        return self._unflatten([f._target(*pair) for f, *pair in zip(self._parts, *splits, strict=True)])
+
     def _log_base_measure(self, x):
         return self._sum("_log_base_measure", x)
 

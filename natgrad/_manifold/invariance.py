@@ -13,7 +13,7 @@ from natgrad._check import Requirement, is_concrete, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._manifold.chart import reparametrise
 from natgrad._metric.pullback import pullback
-from natgrad._model import of_params
+from natgrad._model import of_params, without_aux
 from natgrad._solve.base import AbstractSolver
 from natgrad._solve.pseudo_inverse import PseudoInverse
 from natgrad._solve.solve import solve
@@ -21,22 +21,24 @@ from natgrad._types import Output, Scalar
 
 
 class Task(NamedTuple):
-    """A model, a geometry on its outputs, a loss `loss(z, y)` of one example, and data."""
+    """A model, a geometry on its outputs, a loss `loss(z, y)` of one example, and data. With `has_aux` a model returns
+    `(z, aux)`, of which `aux` is left out."""
 
     model: Callable
     geometry: AbstractGeometry
     loss: Callable
     x: PyTree = None
     y: PyTree = None
+    has_aux: bool = False
 
     def outputs(self, params: PyTree) -> Output:
-        return of_params(self.model, self.x, "`Task`")(params)
+        return of_params(without_aux(self.model, self.has_aux), self.x, "`Task`")(params)
 
     def cost(self, params: PyTree) -> Scalar:
         return jnp.mean(jax.vmap(self.loss)(self.outputs(params), self.y))
 
     def natural_gradient(self, params: PyTree, solver: AbstractSolver) -> PyTree:
-        metric = pullback(self.model, self.geometry, params, self.x, check=False)
+        metric = pullback(self.model, self.geometry, params, self.x, has_aux=self.has_aux, check=False)
         return solve(metric, jax.grad(self.cost)(params), solver=solver).value
 
     def trajectory(self, params: PyTree, rate: Scalar | float, num_steps: int, direction: Callable) -> Output:

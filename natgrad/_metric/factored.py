@@ -137,8 +137,6 @@ class Batch(NamedTuple):
         """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
         forward, columns = self.forward, self.columns
         recording = lambda part: replace(forward.pull(part, is_stacked=True).recording(), weights=self.weights)
-        first = recording(jax.tree.map(lambda s: s[:1], columns))
-        inputs = [one.of_inputs(first, forward.budget) for one in assignments]
 
         def sums(part: Output) -> list:
             here = recording(part)
@@ -147,6 +145,8 @@ class Batch(NamedTuple):
         count = jax.tree.leaves(columns)[0].shape[0]
         total = summed(sums, columns, forward.budget.chunk(count, bytes_of_column(forward)))
         mean = jax.tree.map(lambda leaf: leaf / forward.trace.num_examples, total)
+        first = recording(jax.tree.map(lambda s: s[:1], columns))
+        inputs = [one.of_inputs(first, own, forward.budget) for one, own in zip(assignments, mean, strict=True)]
         return [one.block(*parts) for one, *parts in zip(assignments, inputs, mean, strict=True)]
 
     def metric(self, assignments: list[Assignment], blocks: list[AbstractBlock]) -> BlockMetric:

@@ -13,8 +13,10 @@ from natgrad._blocks.paths import check_paths, option_for
 from natgrad._model import check_params
 from natgrad._online.precision.base import AbstractPrecision
 from natgrad._online.precision.dense import DensePrecision
-from natgrad._optimiser.evaluation import evaluate
-from natgrad._optimiser.problem import Bound, Term, as_batch
+from natgrad._optimiser.batch import as_batch
+from natgrad._optimiser.evaluation import Pass, evaluate
+from natgrad._optimiser.info import Quantity
+from natgrad._optimiser.problem import Bound, Term
 from natgrad._optimiser.structure.exact import metric_of
 from natgrad._types import Matrix, Scalar
 
@@ -33,7 +35,7 @@ class OnlineInfo(NamedTuple):
 
     loss: Scalar
     accepted: Bool[Array, ""]
-    divergence: Scalar
+    divergence: Quantity
 
 
 class OnlineNaturalGradient:
@@ -53,6 +55,7 @@ class OnlineNaturalGradient:
     - `forget`: by what the precision is multiplied before every step, below 1 for a memory that fades: old examples
       count less.
     - `process_noise`: what is added to the variance of every parameter before every step, for parameters that wander.
+    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
     """
 
     def __init__(
@@ -64,8 +67,9 @@ class OnlineNaturalGradient:
         structure: Any = None,
         forget: Any = 1.0,
         process_noise: Any = 0.0,
+        has_aux: bool = False,
     ):
-        self.term = Term(model, objective)
+        self.term = Term(model, objective, has_aux=has_aux)
         self.structure = DensePrecision() if structure is None else structure
         self.forget, self.process_noise = forget, process_noise
         subject = "`OnlineNaturalGradient`"
@@ -107,8 +111,11 @@ class OnlineNaturalGradient:
     ) -> tuple[PyTree, OnlineGradientState, OnlineInfo]:
         """New parameters, the new state, and what happened. `batch` is `(x, y)` or `(x, y, weights)`, with the examples
         along the leading axis."""
-        own = as_batch(batch, "The batch")
-        (part,) = evaluate([Bound(self.term, self.term.model, own)], params, 1.0, jnp.array(0), False).parts
+        own = as_batch(batch, "The batch", self.term.objective)
+        bound = Bound(self.term, self.term.outputs, own)
+        evaluation = evaluate([bound], params, Pass(1.0, jnp.array(0), has_sites=False))
+        (part,) = evaluation.parts
+        bound.refuse_invalid(part.z, "`OnlineNaturalGradient`")
         loss, gradient = part.loss_and_gradient()
         w, unflatten = _tree.flatten(params)
         total = jnp.asarray(own.total, w.dtype)
@@ -122,10 +129,10 @@ class OnlineNaturalGradient:
         change = -self.structure.solve(precision, g)
         numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, change, precision))]
         # Uphill, only rounding can lead.
-        is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0)
+        is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0) & evaluation.is_valid([bound])
         keep = lambda new, old: jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
         after = keep(OnlineGradientState(state.examples + total, precision), state)
-        info = OnlineInfo(loss, is_good, jnp.where(is_good, -(change @ g) / 2, jnp.nan))
+        info = OnlineInfo(loss, is_good, Quantity.of(-(change @ g) / 2, w.dtype, is_good))
         return unflatten(keep(w + change, w)), after, info
 
     def covariance(self, state: OnlineGradientState) -> Matrix:

@@ -24,7 +24,7 @@ def check_together(
     momentum: AbstractMomentum,
     *,
     has_l2: bool,
-    weight_decay: float,
+    has_weight_decay: bool,
     micro_batches: int,
 ) -> None:
     """Refuse combinations that make no sense, with the reason."""
@@ -49,14 +49,12 @@ def check_together(
             "`Spring` keeps the last update where damping decides, and `ConstantDamping(0.0)` decides nowhere. Give "
             "some damping, or use `NoMomentum`."
         )
-    if weight_decay < 0:
-        raise ValueError(f"`NaturalGradient` needs a `weight_decay` of at least 0, but got {weight_decay}.")
-    if weight_decay and not step.keeps_learning_rate:
+    if has_weight_decay and not step.keeps_learning_rate:
         raise ValueError(
             f"`weight_decay` is a part of the learning rate, but `{rule}` finds its step size by a model of the loss, "
             "which knows nothing of it. Use `l2`, which enters loss, metric and model."
         )
-    if weight_decay and has_l2:
+    if has_weight_decay and has_l2:
         raise ValueError("`l2` and `weight_decay` would shrink the parameters twice. Use one of them.")
     if not isinstance(micro_batches, int) or micro_batches < 1:
         raise ValueError(f"`micro_batches` needs a whole number of at least 1, but got {micro_batches}.")

@@ -1,20 +1,22 @@
 """What becomes of a step that was proposed: it is taken, or not, or the one before is taken back."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad._optimiser.history import History
-from natgrad._optimiser.info import STEP_RESULTS, Info
+from natgrad._optimiser.info import STEP_RESULTS, Info, Quantity
 from natgrad._optimiser.momentum import Vector
 from natgrad._optimiser.step.base import Context, Proposal, dot
 from natgrad._optimiser.structure.base import Direction
 
 
-class State(NamedTuple):
+class State(eqx.Module):
     """What an optimiser remembers: a tree of arrays, to be passed from step to step."""
 
     steps: Int[Array, ""]
@@ -29,27 +31,50 @@ class State(NamedTuple):
     was_rejected: Bool[Array, ""]
     history: History
 
+    def replace(self, **changes: Any) -> "State":
+        return dataclasses.replace(self, **changes)
+
+
+class Soundness(NamedTuple):
+    """Whether a step may be taken: loss and gradient are finite, and the last step did not make the loss diverge; the
+    targets are such that the objectives can have them; the output for an example changes with the rest of its batch."""
+
+    is_finite: Bool[Array, ""]
+    is_valid: Bool[Array, ""]
+    is_coupled: Bool[Array, ""]
+
+    @property
+    def is_sound(self) -> Bool[Array, ""]:
+        return self.is_finite & self.is_usable
+
+    @property
+    def is_usable(self) -> Bool[Array, ""]:
+        """Whether the batch is one to take a step on."""
+        return self.is_valid & ~self.is_coupled
+
 
 def conclude(
     context: Context,
     proposal: Proposal,
     found: Direction,
     state: State,
-    is_sound: Bool[Array, ""],
+    soundness: Soundness,
     *,
     strength: Any,
     forgotten: PyTree,
     max_rejections: int,
 ) -> tuple[Vector, State, Info]:
-    """Take the step; or stay; or, where loss or gradient are not sound, go back to where the last step started.
+    """Take the step; or stay; or, where loss or gradient are not sound, go back to where the last step started. A batch
+    on which no step can be taken says nothing of the last step.
 
     `strength` is that of the damping, and `forgotten` what the step rule remembers of a step that is not taken."""
     update = proposal.update
+    is_sound = soundness.is_sound
     is_accepted = is_sound & proposal.is_accepted & jnp.isfinite(dot(update, update))
     # A step that is accepted may yet be taken back by the next.
     unless_back = jnp.where(state.was_rejected, state.rejections, 0)
     rejections = jnp.where(is_accepted, unless_back, state.rejections + 1)
-    can_go_back = ~is_sound & (state.steps > 0)
+    can_go_back = ~is_sound & soundness.is_usable & (state.steps > 0)
     now = context.params, state.last
     choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
     after = choose(context.params + update + proposal.beside, state.before[0], context.params)
@@ -57,32 +82,28 @@ def conclude(
     is_new = is_accepted | (state.steps == 0)
     before = tuple(jnp.where(is_new, a, b) for a, b in zip(now, state.before, strict=True))
 
-    number = lambda value: jnp.asarray(jnp.nan if value is None else value, context.loss.dtype)
-    results: Any = STEP_RESULTS
-    unsolved = [results.not_positive_definite, results.inaccurate, results.not_finite, results.inner_diverged]
-    is_unsolved = functools.reduce(jnp.logical_or, [found.result == each for each in unsolved])
-    rejected = results.where(is_unsolved, found.result, results.rejected)
-    rejected = results.where(is_sound, rejected, results.restored)
-    rejected = results.where(rejections > max_rejections, results.too_many_rejections, rejected)
+    remembered = lambda new, shorter, old: jnp.where(is_accepted, new, jnp.where(soundness.is_usable, shorter, old))
+    quantity = lambda value: Quantity.of(value, context.loss.dtype)
+    loss_after = quantity(proposal.loss_after)
     info = Info(
         loss=context.loss,
-        loss_after=number(proposal.loss_after),
-        damping=number(strength),
-        step_size=number(proposal.step_size),
-        momentum=number(proposal.momentum),
-        predicted_decrease=number(proposal.predicted_decrease),
-        actual_decrease=context.loss - number(proposal.loss_after),
-        divergence=number(proposal.divergence),
-        predicted_divergence=number(proposal.predicted_divergence),
-        cosine=number(proposal.cosine),
+        loss_after=loss_after,
+        damping=jnp.asarray(strength, context.loss.dtype),
+        step_size=jnp.asarray(proposal.step_size, context.loss.dtype),
+        momentum=jnp.asarray(proposal.momentum, context.loss.dtype),
+        predicted_decrease=quantity(proposal.predicted_decrease),
+        actual_decrease=Quantity.of(context.loss - loss_after.value, context.loss.dtype, loss_after.is_known),
+        divergence=quantity(proposal.divergence),
+        predicted_divergence=quantity(proposal.predicted_divergence),
+        cosine=quantity(proposal.cosine),
         accepted=is_accepted,
-        result=results.where(is_accepted, found.result, rejected),
+        result=_result(found, soundness, is_accepted, rejections > max_rejections),
         failures=found.failures,
         aux=None,
     )
-    state = state._replace(
+    state = state.replace(
         steps=state.steps + 1,
-        rule=jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), proposal.memory, forgotten),
+        rule=jax.tree.map(remembered, proposal.memory, forgotten, state.rule),
         last=last,
         before=before,
         rejections=rejections,
@@ -90,3 +111,16 @@ def conclude(
         history=state.history.with_loss(context.loss, is_sound),
     )
     return after, state, info
+
+
+def _result(found: Direction, soundness: Soundness, is_accepted: Array, is_too_often: Array) -> Any:
+    """What came of a step, in words."""
+    results: Any = STEP_RESULTS
+    unsolved = [results.not_positive_definite, results.inaccurate, results.not_finite, results.inner_diverged]
+    is_unsolved = functools.reduce(jnp.logical_or, [found.result == each for each in unsolved])
+    rejected = results.where(is_unsolved, found.result, results.rejected)
+    rejected = results.where(soundness.is_finite, rejected, results.restored)
+    rejected = results.where(is_too_often, results.too_many_rejections, rejected)
+    rejected = results.where(soundness.is_coupled, results.coupled, rejected)
+    rejected = results.where(soundness.is_valid, rejected, results.invalid_batch)
+    return results.where(is_accepted, found.result, rejected)

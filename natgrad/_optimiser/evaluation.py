@@ -5,23 +5,29 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
+from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.linearise import Linearisation, linearise_tapped, linearised
-from natgrad._model import of_params
-from natgrad._optimiser.problem import Batch, Bound
+from natgrad._model import differing, of_params
+from natgrad._optimiser.batch import Batch, check_weights, weigh
+from natgrad._optimiser.problem import Bound
 from natgrad._per_example.forward import Forward
 from natgrad._types import Output, Scalar
 
 
 class Part(NamedTuple):
-    """Part of the batch of a term after its forward pass."""
+    """Part of the batch of a term after its forward pass. `is_whole` says whether it is all of the batch, as that is
+    given, so that its loss and gradient are those of the step; `are_coupled` which outputs are not those of the batch,
+    where the program does not tell."""
 
     bound: Bound
     params: PyTree
     linearisation: Linearisation
     forward: Forward | None
+    is_whole: bool
+    are_coupled: Bool[Array, " N"] | None
 
     @property
     def z(self) -> Output:
@@ -31,6 +37,10 @@ class Part(NamedTuple):
     def weight(self):
         """How much of the metric it is: a part stands for the whole batch of its term."""
         return self.bound.term.weight
+
+    @property
+    def geometry(self) -> AbstractGeometry:
+        return self.bound.term.objective.geometry
 
     def loss_and_gradient(self) -> tuple[Scalar, PyTree]:
         loss, cotangents = jax.value_and_grad(self.bound.mean_loss)(self.z)
@@ -45,23 +55,31 @@ class Part(NamedTuple):
             tangents = jax.tree.map(lambda z: z[None], self.linearisation.push(unflatten(vectors[0])))
         else:
             tangents = jax.lax.map(push, jnp.arange(count, dtype=jnp.int32))
-        geometry = self.bound.term.objective.geometry
-        covectors = jax.vmap(jax.vmap(geometry.metric_mv), in_axes=(None, 0))(self.z, tangents)
-
-        def product(u: Output, v: Output) -> Scalar:
-            return self.bound.batch.mean(jax.vmap(_tree.vdot)(u, v))
-
+        covectors = self.weighed(self.metric_mv(self.weighed(tangents)))
+        product = lambda u, v: jnp.mean(jax.vmap(_tree.vdot)(u, v))
         return jax.vmap(lambda u: jax.vmap(lambda v: product(u, v))(covectors))(tangents)
+
+    def metric_mv(self, tangents: Output) -> Output:
+        """Products with the metrics of the outputs, for several tangents, without weights."""
+        return jax.vmap(jax.vmap(self.geometry.metric_mv), in_axes=(None, 0))(self.z, tangents)
 
     def divergence(self, params: PyTree) -> Scalar:
         """How far the outputs are from those at other parameters, in the geometry."""
         z = of_params(self.bound.model, self.bound.batch.x, "`NaturalGradient`")(params)
-        return self.bound.batch.mean(jax.vmap(self.bound.term.objective.geometry.dissimilarity)(z, self.z))
+        return self.bound.batch.mean(self.bound.weighed_sums(self.geometry.dissimilarity, z, self.z))
+
+    def weighed(self, columns: Output) -> Output:
+        """Tangents or cotangents of outputs, with one more axis in front, times the roots of the weights."""
+        weights = self.bound.batch.relative_weights()
+        if weights is None:
+            return columns
+        check_weights(weights, self.z)
+        return weigh(jnp.sqrt(weights), columns, lead=1)
 
     def example_weights(self) -> Float[Array, " N"] | None:
         """Weights of examples with mean one."""
-        weights = self.bound.batch.weights
-        return None if weights is None else weights / jnp.mean(weights)
+        weights = self.bound.batch.relative_weights()
+        return None if weights is None else self.bound.batch._replace(weights=weights).example_weights
 
 
 class Evaluation(NamedTuple):
@@ -76,11 +94,32 @@ class Evaluation(NamedTuple):
     def divergence(self, params: PyTree) -> Scalar:
         return _tree.sum_leaves([part.weight * part.divergence(params) for part in self.parts])
 
+    def is_coupled(self) -> Bool[Array, ""]:
+        """Whether the outputs of some part are not those of the batch."""
+        found = [jnp.any(part.are_coupled) for part in self.parts if part.are_coupled is not None]
+        return jnp.any(jnp.stack(found)) if found else jnp.array(False)
 
-def evaluate(problem: Sequence[Bound], params: PyTree, fraction: float, turn: Array, has_sites: bool) -> Evaluation:
+    def is_valid(self, problem: Sequence[Bound]) -> Bool[Array, ""]:
+        """Whether all targets of the batches are such that the objectives can have them."""
+        like = lambda z, count: jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype), z)
+        pairs = zip(problem, self.parts, strict=True)
+        valid = [jnp.all(bound.are_valid(like(part.z, bound.batch.size))) for bound, part in pairs]
+        return jnp.all(jnp.stack(valid))
+
+
+class Pass(NamedTuple):
+    """How a model is run: on which fraction of every batch, at which turn, whether statistics of single examples are
+    needed, and whether it is tested that outputs are those of the batch."""
+
+    fraction: float
+    turn: Array
+    has_sites: bool
+    check: bool = True
+
+
+def evaluate(problem: Sequence[Bound], params: PyTree, how: Pass) -> Evaluation:
     """Run the model on a fraction of every batch, another one at every turn."""
-    parts = [bound._replace(batch=part_of(bound.batch, fraction, turn)) for bound in problem]
-    return Evaluation([_part(bound, params, has_sites) for bound in parts])
+    return Evaluation([_part(bound, params, how) for bound in problem])
 
 
 def loss_and_gradient(
@@ -90,7 +129,7 @@ def loss_and_gradient(
     batch. Elsewhere a part of it runs twice, which takes less time than to put the other examples together."""
     losses, gradients = [], []
     for bound, part in zip(problem, evaluation.parts, strict=True):
-        if part.bound.batch is bound.batch:
+        if part.is_whole:
             loss, gradient = part.loss_and_gradient()
         else:
             one = lambda own: jax.value_and_grad(own.loss)(params)
@@ -123,11 +162,18 @@ def part_of(batch: Batch, fraction: float, turn: Array) -> Batch:
     return batch.map(taken)
 
 
-def _part(bound: Bound, params: PyTree, has_sites: bool) -> Part:
-    if has_sites:
-        return Part(bound, params, *linearise_tapped(bound.model, params, bound.batch.x, "`NaturalGradient`"))
-    function = of_params(bound.model, bound.batch.x, "`NaturalGradient`")
-    return Part(bound, params, linearised(function, params), None)
+def _part(whole: Bound, params: PyTree, how: Pass) -> Part:
+    bound = whole._replace(batch=part_of(whole.batch, how.fraction, how.turn))
+    x, subject = bound.batch.x, "`NaturalGradient`"
+    is_whole = bound.batch is whole.batch
+    if not how.has_sites:
+        return Part(bound, params, linearised(of_params(bound.model, x, subject), params), None, is_whole, None)
+    linearisation, forward = linearise_tapped(bound.model, params, x, subject)
+    if not forward.trace.coupling:
+        return Part(bound, params, linearisation, forward, is_whole, None)
+    # Examples one by one may give something else than the batch, whose loss and gradient are wanted.
+    are_coupled = differing(bound.model(params, x), forward.z) if how.check else None
+    return Part(bound, params, linearisation, forward, False, are_coupled)
 
 
 def _in_pieces(function: Callable[[Bound], PyTree], bound: Bound, pieces: int) -> PyTree:

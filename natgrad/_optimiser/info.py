@@ -1,9 +1,16 @@
 """What a step says about itself."""
 
-from typing import NamedTuple
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, PyTree
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
 
+from natgrad._check import is_concrete
 from natgrad._solve.result import RESULTS
 from natgrad._types import Scalar
 
@@ -33,18 +40,75 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "Some factor could not be inverted when that was last due, and the inverse before it is still in use. Raise "
         "the damping, or use float64."
     )
+    coupled = (
+        "The output for an example changes with the rest of its batch, so that the structure would measure another "
+        "model, and the step was not taken. Common causes: batch normalisation in training mode, one random mask for "
+        "the whole batch, a hard-coded batch size. Use inference mode, or give each example its own key inside `x`; or "
+        "use `Exact()`; or `check=False`, to follow the gradient of the batch in the metric of its examples."
+    )
+    invalid_batch = (
+        "A target is not one that the objective can have (a label below 0 or not below the number of classes, NaN), or "
+        "a weight is negative or not finite, or all are zero, so the step was not taken. Call `opt.step` outside `jit` "
+        "to see which example it is. A weight of zero, or `Likelihood(family, ignore_label=...)`, leaves examples out."
+    )
+
+
+def _as_arrays(operation: Callable) -> Callable:
+    return lambda self, other: operation(jnp.asarray(self), other)
+
+
+class Quantity(eqx.Module):
+    """A number that a step may not have computed: `value` where `is_known`, and zero elsewhere.
+
+    As a `float`, as an array and in arithmetic it is NaN where it is not known. Use `value` and `is_known` inside
+    `jit` under `jax.debug_nans`."""
+
+    value: Float[Array, "..."]
+    is_known: Bool[Array, "..."]
+
+    @classmethod
+    def of(cls, value: Any, dtype: Any, is_known: Any = True) -> "Quantity":
+        """A number, if there is one; a quantity as it is."""
+        if value is None:
+            return cls(jnp.zeros((), dtype), jnp.array(False))
+        if isinstance(value, cls):
+            return cls(value.value.astype(dtype), value.is_known)
+        return cls(jnp.where(is_known, jnp.asarray(value, dtype), 0.0), jnp.asarray(is_known))
+
+    def __float__(self) -> float:
+        return float(self.value) if bool(self.is_known) else math.nan
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        del copy
+        return np.where(np.asarray(self.is_known), np.asarray(self.value), np.nan).astype(dtype or self.value.dtype)
+
+    def __jax_array__(self) -> Array:
+        return jnp.where(self.is_known, self.value, jnp.nan)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+    def __repr__(self) -> str:
+        if not is_concrete(self) or jnp.ndim(self.value):
+            return f"Quantity({self.value}, is_known={self.is_known})"
+        return f"Quantity({self.value})" if bool(self.is_known) else "Quantity(not measured)"
+
+    __add__, __sub__ = _as_arrays(operator.add), _as_arrays(operator.sub)
+    __mul__, __truediv__ = _as_arrays(operator.mul), _as_arrays(operator.truediv)
+    __lt__, __le__ = _as_arrays(operator.lt), _as_arrays(operator.le)
+    __gt__, __ge__ = _as_arrays(operator.gt), _as_arrays(operator.ge)
 
 
 class Info(NamedTuple):
-    r"""What happened in a step. Quantities that the chosen parts do not compute are NaN.
+    r"""What happened in a step. A `Quantity` says whether it was computed: the chosen parts decide.
 
     - `loss`: before the step, over the whole batch, penalties included; `loss_after` it.
     - `damping`: the strength that was used.
     - `step_size`: how much of the natural gradient was taken, and `momentum` how much of the last update.
     - `predicted_decrease` of the loss by the quadratic model with the exact metric, and `actual_decrease`.
     - `divergence`: how far the outputs moved, in the geometry, and `predicted_divergence` by its quadratic model.
-    - `cosine`: $-g(d)\,/\,|d|_{G+D}\,|g|$, with the exact metric $G$ and $|g|$ by the inverse that the structure stands
-      for: one for a step along the natural gradient if that is exact.
+    - `cosine`: of the angle between the step and the natural gradient $n$ that the structure found,
+      $\langle d, n\rangle\,/\,|d|\,|n|$ in the exact damped metric: one without momentum.
     - `accepted`: whether the step was taken.
     - `result`: a member of `STEP_RESULTS`, whose text says what happened.
     - `failures`: how often an inverse of a block was not finite, so far, and the one before it was kept. Damping that
@@ -53,15 +117,15 @@ class Info(NamedTuple):
     """
 
     loss: Scalar
-    loss_after: Scalar
+    loss_after: Quantity
     damping: Scalar
     step_size: Scalar
     momentum: Scalar
-    predicted_decrease: Scalar
-    actual_decrease: Scalar
-    divergence: Scalar
-    predicted_divergence: Scalar
-    cosine: Scalar
+    predicted_decrease: Quantity
+    actual_decrease: Quantity
+    divergence: Quantity
+    predicted_divergence: Quantity
+    cosine: Quantity
     accepted: Bool[Array, ""]
     result: STEP_RESULTS
     failures: Array

@@ -5,6 +5,8 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Array, Float
 
+from natgrad._check import check_number
+
 Vector = Float[Array, " P"]
 
 
@@ -33,8 +35,8 @@ class HeavyBall(AbstractMomentum):
     decay: Any = 0.9
 
     def __check_init__(self):
-        if self.decay is not None and not callable(self.decay) and not 0 <= self.decay < 1:
-            raise ValueError(f"`HeavyBall` needs a `decay` from 0 to below 1, but got {self.decay}.")
+        if self.decay is not None:
+            check_number(self.decay, "`decay`", "`HeavyBall`", least=0, below=1, schedules=True)
 
     def coefficient(self, count):
         return self.decay(count) if callable(self.decay) else self.decay
@@ -44,11 +46,10 @@ class Spring(AbstractMomentum):
     r"""The update that stays closest to the last one, times `decay`, where the batch says nothing (SPRING):
     $d = \mu d' - (G + \lambda I)^{-1}(g + G \mu d')$, which is $-(G + \lambda I)^{-1}(g - \lambda\mu d')$."""
 
-    decay: float = 0.99
+    decay: Any = 0.99
 
     def __check_init__(self):
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"`Spring` needs a `decay` from 0 to below 1, but got {self.decay}.")
+        check_number(self.decay, "`decay`", "`Spring`", least=0, below=1)
 
     def covector(self, gradient, last, added):
         return gradient - (self.decay * added * last).astype(gradient.dtype)

@@ -10,31 +10,32 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._blocks.paths import check_paths, option_for
+from natgrad._blocks.paths import check_paths, numbers_by_path, option_for
 from natgrad._blocks.report import StructureReport
+from natgrad._check import is_concrete
 from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.running import RunningState
 from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_together, check_types
-from natgrad._optimiser.conclusion import State, conclude
+from natgrad._optimiser.conclusion import Soundness, State, conclude
 from natgrad._optimiser.damping.base import AbstractDamping, Outcome
 from natgrad._optimiser.damping.constant import ConstantDamping
 from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt
-from natgrad._optimiser.evaluation import Evaluation, evaluate, loss_and_gradient, loss_at
+from natgrad._optimiser.evaluation import Evaluation, Pass, evaluate, loss_and_gradient, loss_at, part_of
+from natgrad._optimiser.flax import register_with_flax
 from natgrad._optimiser.history import History
-from natgrad._optimiser.info import Info
+from natgrad._optimiser.info import Info, Quantity
 from natgrad._optimiser.momentum import AbstractMomentum, Vector
-from natgrad._optimiser.problem import Bound, as_terms, batches_of
-from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot
+from natgrad._optimiser.problem import Bound, as_terms, batches_of, has_weight, refuse_invalid
+from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot, scheduled
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Moment
 from natgrad._optimiser.structure.kfac import KFAC
+from natgrad._optimiser.trainable import check_trained, partition, warn_of_unused
+from natgrad._per_example.probe import probe
+from natgrad._sites.routes import uses_of
+from natgrad._sites.trace import trace_example
 from natgrad._types import Key
-
-
-def is_floating(leaf: Any) -> bool:
-    """Whether a leaf is a floating-point array, or the shape of one."""
-    return hasattr(leaf, "shape") and jnp.issubdtype(getattr(leaf, "dtype", int), jnp.floating)
 
 
 class NaturalGradient:
@@ -56,13 +57,18 @@ class NaturalGradient:
     - `momentum`: `NoMomentum()`, `HeavyBall(decay)` or `Spring(decay)`; by default what suits the step rule.
     - `l2`: adds $\frac{l}{2}|w|^2$ to the loss, and so to gradient, metric and model; a number, or a mapping from paths
       to numbers for the parameters at or below them.
-    - `weight_decay`: shrinks the parameters by this part of the learning rate, beside the step and not in the metric.
-    - `trainable`: which leaves of the parameters to train, as for `equinox.partition`; by default all floating-point
-      arrays.
-    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then in `info`.
+    - `weight_decay`: shrinks the parameters by this part of the learning rate, beside the step and not in the metric; a
+      number, a schedule, or a mapping from paths to these.
+    - `trainable`: which parameters to train, by default all floating-point arrays: a path such as `"params['head']"`,
+      several, a mapping from paths to `True` or `False`, a function of a leaf or of its path and the leaf, or a tree of
+      `True` and `False` that begins like the parameters.
+    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then in `info`. Of `Terms`, each has its own.
     - `micro_batches`: in how many pieces to work through a batch, to save memory; the metric is measured on one.
     - `max_rejections`: how many steps in a row may be rejected before `info.result` says that the run has failed.
-    - `check`: whether `init` tests, on concrete data, that the model treats examples independently.
+    - `check`: whether `init` tests, on concrete data, that the model treats examples independently and that their
+      gradients are found, for the time to compile a gradient; and whether a step is refused, with the result `coupled`,
+      if that turns out later. Without it, a model that couples examples is followed by the gradient of its batches, in
+      the metric that it has for single examples. Structures that need no single examples, as `Exact`, need no test.
     """
 
     def __init__(
@@ -75,14 +81,14 @@ class NaturalGradient:
         momentum: Any = None,
         *,
         l2: float | Mapping[str, float] = 0.0,
-        weight_decay: float = 0.0,
-        trainable: Any = is_floating,
+        weight_decay: Any = 0.0,
+        trainable: Any = None,
         has_aux: bool = False,
         micro_batches: int = 1,
         max_rejections: int = 10,
         check: bool = True,
     ):
-        self.terms = as_terms(model, objective)
+        self.terms = as_terms(model, objective, has_aux)
         self.structure = KFAC() if structure is None else structure
         self.rule = QuadraticModel() if step is None else step
         check_types(
@@ -95,8 +101,9 @@ class NaturalGradient:
             damping=(self.damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
             momentum=(self.momentum, AbstractMomentum, "`NoMomentum()`, `HeavyBall()` or `Spring()`"),
         )
-        self.l2 = dict(l2) if isinstance(l2, Mapping) else {"": l2}
-        self.weight_decay, self.trainable, self.has_aux = weight_decay, trainable, has_aux
+        self.l2 = numbers_by_path(l2, "l2", "`NaturalGradient`")
+        self.weight_decay = numbers_by_path(weight_decay, "weight_decay", "`NaturalGradient`", schedules=True)
+        self.trainable = trainable
         self.micro_batches, self.max_rejections, self.check = micro_batches, max_rejections, check
         check_together(
             self.structure,
@@ -104,7 +111,7 @@ class NaturalGradient:
             self.rule,
             self.momentum,
             has_l2=any(self.l2.values()),
-            weight_decay=weight_decay,
+            has_weight_decay=any(self.weight_decay.values()),
             micro_batches=micro_batches,
         )
 
@@ -113,14 +120,20 @@ class NaturalGradient:
     def init(self, params: PyTree, batch: Any) -> State:
         """The state before the first step. `batch` may be shapes (`jax.ShapeDtypeStruct`), and so may `params`."""
         trained, fixed = self._partition(params)
+        check_trained(params, self.trainable)
         check_params(trained, "`NaturalGradient.init`")
         _refuse_numbers(params)
         arrays, others = eqx.partition(fixed, lambda leaf: hasattr(leaf, "dtype"))
         initial = lambda trained, arrays, batch: self._initial(trained, eqx.combine(arrays, others), batch)
         shapes = jax.eval_shape(initial, _tree.structure(trained), arrays, batch)
+        is_given = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((params, batch)))
+        if is_given:
+            self._check_data(trained, fixed, batch)
         self.structure.inspect(shapes.structure)
         # By NumPy, which compiles nothing.
-        return jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), shapes)
+        state = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), shapes)
+        register_with_flax()
+        return state
 
     def step(self, params: PyTree, state: State, batch: Any, key: Key | None = None) -> tuple[PyTree, State, Info]:
         """New parameters, the new state, and what happened.
@@ -128,6 +141,7 @@ class NaturalGradient:
         `batch` is `(x, y)` or `(x, y, weights)`, of `Terms` a mapping to these. With a `key` cotangents are drawn where
         the structure needs some; without, backward passes are exact."""
         trained, fixed = self._partition(params)
+        refuse_invalid(self._bind(fixed, batch), trained, "`NaturalGradient`")
         _, after, state, info = self._advance(trained, fixed, None, state, batch, key)
         return eqx.combine(_tree.flatten(trained)[1](after), fixed), state, info
 
@@ -176,8 +190,10 @@ class NaturalGradient:
         plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
         loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
         is_finite = jnp.isfinite(loss) & jnp.isfinite(dot(g, g))
-        is_suspicious = state.history.is_suspicious(loss) & ~state.was_rejected
-        is_good = is_finite & ~is_suspicious
+        is_valid = evaluation.is_valid(problem) & has_weight(problem)
+        soundness = Soundness(is_finite, is_valid, evaluation.is_coupled())
+        is_suspicious = state.history.is_suspicious(loss) & ~state.was_rejected & soundness.is_usable
+        is_good = soundness.is_sound & ~is_suspicious
         moment = Moment(state.steps, state.was_rejected)
 
         solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_good)
@@ -208,28 +224,30 @@ class NaturalGradient:
             state.rule,
         )
         rounding = state.history.rounding(loss)
-        proposal, is_diverging = self._judged(context, self._proposed(context), state, is_suspicious)
+        proposed = self._proposed(context, self._decay(names, sizes, state.steps))
+        proposal, is_diverging = self._judged(context, proposed, state, is_suspicious)
         after, new, info = conclude(
             context,
             proposal,
             found,
             state,
-            is_finite & ~is_diverging,
+            soundness._replace(is_finite=is_finite & ~is_diverging),
             strength=added.strength,
             forgotten=self.rule.rejected(state.rule),
             max_rejections=self.max_rejections,
         )
         damping = self.damping.update(strengths, Outcome.of(info, state.steps, rounding))
-        damping = jax.tree.map(lambda new, old: jnp.where(is_known, new, old), damping, state.damping)
-        aux = self._aux(eqx.combine(params, fixed), batch) if self.has_aux else None
-        return w, after, new._replace(structure=solver, damping=damping), info._replace(aux=aux)
+        is_told = is_known & soundness.is_usable
+        damping = jax.tree.map(lambda new, old: jnp.where(is_told, new, old), damping, state.damping)
+        aux = self._aux(eqx.combine(params, fixed), batch)
+        return w, after, new.replace(structure=solver, damping=damping), info._replace(aux=aux)
 
-    def _proposed(self, context: Context) -> Proposal:
+    def _proposed(self, context: Context, decay: Any) -> Proposal:
         """The step that the rule would take, with the decrease that damping has to know."""
         proposal = self.rule.propose(context)
-        if self.weight_decay:
+        if decay is not None:
             rate = jnp.asarray(proposal.step_size, context.params.dtype)
-            proposal = proposal._replace(beside=-self.weight_decay * rate * context.params)
+            proposal = proposal._replace(beside=-rate * decay.astype(rate.dtype) * context.params)
         if self.damping.is_adaptive and proposal.predicted_decrease is None:
             model, one = context.quadratic(proposal.update + proposal.beside), jnp.ones(1, context.loss.dtype)
             proposal = proposal._replace(
@@ -245,19 +263,22 @@ class NaturalGradient:
         wants_after = self.damping.is_adaptive and proposal.loss_after is None
         is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(context.steps))
         points = state.before[0], context.params + proposal.update + proposal.beside
-        unknown = jnp.full(2, jnp.nan, context.loss.dtype)
 
         def evaluate_one(k, losses):
             return losses.at[k].set(context.loss_at(jax.lax.select_n(k, *points)).astype(losses.dtype))
 
         # A loop of no, one or two turns: every evaluation that is written down costs time to compile.
         before, after = jax.lax.fori_loop(
-            jnp.where(is_suspicious, 0, 1), jnp.where(is_wanted, 2, 1), evaluate_one, unknown
+            jnp.where(is_suspicious, 0, 1),
+            jnp.where(is_wanted, 2, 1),
+            evaluate_one,
+            jnp.zeros(2, context.loss.dtype),
         )
         if wants_after:
             rounding = state.history.rounding(context.loss)
             is_accepted = ~is_wanted | (after <= context.loss + rounding)
-            proposal = proposal._replace(loss_after=after, is_accepted=is_accepted)
+            known = Quantity.of(after, context.loss.dtype, is_wanted)
+            proposal = proposal._replace(loss_after=known, is_accepted=is_accepted)
         return proposal, is_suspicious & state.history.is_far_above(context.loss, before)
 
     def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
@@ -304,26 +325,52 @@ class NaturalGradient:
 
     def _evaluate(self, problem: list[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)
-        return evaluate(problem, params, fraction, turn, self.structure.has_sites)
+        return evaluate(problem, params, Pass(fraction, turn, self.structure.has_sites, self.check))
 
     def _partition(self, params: PyTree) -> tuple[PyTree, PyTree]:
-        return eqx.partition(params, self.trainable)
+        return partition(params, self.trainable)
 
     def _bind(self, fixed: PyTree, batch: Any) -> list[Bound]:
         def of_trained(model):
-            def outputs(trained, *x):
-                found = model(eqx.combine(trained, fixed), *x)
-                return found[0] if self.has_aux else found
+            return lambda trained, *x: model(eqx.combine(trained, fixed), *x)
 
-            return outputs
+        return [Bound(term, of_trained(term.outputs), own) for term, own in batches_of(self.terms, batch)]
 
-        return [Bound(term, of_trained(term.model), own) for term, own in batches_of(self.terms, batch)]
+    def _check_data(self, trained: PyTree, fixed: PyTree, batch: Any) -> None:
+        """Refuse concrete targets that cannot be, and models that couple examples; and warn of unused parameters."""
+        subject = "`NaturalGradient.init`"
+        problem = self._bind(fixed, batch)
+        refuse_invalid(problem, trained, subject)
+        if not self.structure.has_sites or not self.check or not is_concrete((trained, fixed, batch)):
+            return
+        unused = None
+        for bound in problem:
+            few = part_of(bound.batch, 1 / self.micro_batches, jnp.array(0))
+            trace = trace_example(bound.model, trained, few.x, 0, subject)
+            names = {name for leaf, name in enumerate(trace.names) if not uses_of(trace.sites, leaf)}
+            unused = names if unused is None else unused & names
+            if trace.is_concrete:
+                # Some logits may be minus infinity on purpose.
+                probe(bound.model, trace, trained, few.x, subject, needs_finite=False)
+        warn_of_unused(sorted(unused or ()))
 
     def _aux(self, params: PyTree, batch: Any) -> PyTree:
-        """What the model returns besides its outputs, on the whole batch."""
+        """What models return besides their outputs, on the whole batch."""
         call = lambda term, own: term.model(params, *([] if own.x is None else [own.x]))[1]
-        found = {name: call(*pair) for name, pair in zip(self.terms, batches_of(self.terms, batch), strict=True)}
-        return found[None] if None in found else found
+        pairs = zip(self.terms, batches_of(self.terms, batch), strict=True)
+        found = {name: call(*pair) for name, pair in pairs if pair[0].has_aux}
+        return found.get(None) if None in self.terms else found or None
+
+    def _decay(self, names: tuple[str, ...], sizes: tuple[int, ...], steps: Array) -> Array | None:
+        """By what part of the learning rate every entry of the parameters shrinks, one number if that is the same."""
+        if not any(self.weight_decay.values()):
+            return None
+        check_paths(self.weight_decay, names, "`NaturalGradient`: `weight_decay`")
+        each = [option_for(self.weight_decay, name) for name in names]
+        values = [jnp.asarray(0.0 if own is None else scheduled(own, steps), float) for own in each]
+        if list(self.weight_decay) == [""]:
+            return values[0]
+        return jnp.concatenate([jnp.full(size, value) for size, value in zip(sizes, values, strict=True)])
 
     def _l2(self, names: tuple[str, ...]) -> tuple[float, ...]:
         check_paths(self.l2, names, "`NaturalGradient`: `l2`")

@@ -7,9 +7,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
+from natgrad._check import Requirement, aligned
 from natgrad._family.base import AbstractFamily
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.euclidean import Euclidean
@@ -26,6 +27,16 @@ class AbstractObjective(eqx.Module):
     @property
     @abstractmethod
     def geometry(self) -> AbstractGeometry: ...
+
+    def requirements(self, z: Output, y: PyTree) -> list[Requirement]:
+        """What the target of an example must satisfy, for outputs like `z`."""
+        del z, y
+        return []
+
+    def counted(self, y: PyTree) -> Bool[Array, "..."] | None:
+        """Which targets count, for a batch of them; `None` for all."""
+        del y
+        return None
 
 
 class Objective(AbstractObjective):
@@ -61,29 +72,67 @@ class LeastSquares(AbstractObjective):
     r"""Half the squared residual $\frac12\|z - y\|^2$ in the Euclidean geometry. A target of `None` is zero."""
 
     def loss(self, z, y):
-        residual = z if y is None else jax.tree.map(lambda z, y: z - jnp.asarray(y).astype(z.dtype), z, y)
+        if y is None:
+            return _tree.vdot(z, z) / 2
+        if jax.tree.structure(z) != jax.tree.structure(y):
+            raise ValueError(
+                f"`LeastSquares` needs targets with the structure of the outputs, {jax.tree.structure(z)}, but got "
+                f"{jax.tree.structure(y)}."
+            )
+        residual = jax.tree.map(lambda z, y: z - aligned(y, z.shape, "`LeastSquares`").astype(z.dtype), z, y)
         return _tree.vdot(residual, residual) / 2
 
     @property
     def geometry(self):
         return Euclidean()
 
+    def requirements(self, z, y):
+        is_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in map(jnp.asarray, jax.tree.leaves(y))]
+        return [Requirement(holds, "finite targets", "Drop examples without one.") for holds in is_finite]
+
 
 class Likelihood(AbstractObjective):
-    r"""The negative log-likelihood of an exponential family with natural parameters $z$, in its Fisher metric.
+    r"""The negative log-likelihood of an exponential family with natural parameters $z$, in its Fisher metric. A family
+    given as an objective is turned into it.
 
-    Targets need not be observations: any mean of observations (such as grey pixels under `Bernoulli`) will do."""
+    Targets need not be observations: any mean of observations (such as grey pixels under `Bernoulli`) will do.
+
+    **Arguments:**
+
+    - `ignore_label`: a label that stands for no label at all, such as the -100 that pads sequences: its examples or
+      positions have weight zero. For families of labels only.
+    """
 
     family: AbstractFamily
+    ignore_label: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self):
+        if self.ignore_label is not None and self.family.observation_type is not int:
+            raise ValueError(
+                f"`Likelihood` can ignore a label of families of labels, such as `Categorical()`, but "
+                f"`{type(self.family).__name__}` has none. Give its examples a weight of zero: `(x, y, weights)`."
+            )
 
     def loss(self, z, y):
         wide = _tree.at_least_float32(z)
-        dtype = jax.tree.leaves(wide)[0].dtype
-        return -self.family._log_prob(wide, self.family._observed(y, "The target", dtype))
+        return -self.family._log_prob(wide, self.family._target(wide, y))
 
     @property
     def geometry(self):
         return Fisher(self.family)
+
+    def requirements(self, z, y):
+        wide = _tree.at_least_float32(z)
+        return self.family._sized(wide)._target_domain(self.family._target(wide, y))
+
+    def counted(self, y):
+        if self.ignore_label is None:
+            return None
+        labels = jnp.asarray(y)
+        # A column of labels has no positions.
+        while labels.ndim > 1 and labels.shape[-1] == 1:
+            labels = labels[..., 0]
+        return labels != self.ignore_label
 
 
 def as_objective(objective: Any, subject: str) -> AbstractObjective:

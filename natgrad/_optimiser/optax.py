@@ -24,8 +24,8 @@ def as_optax(opt: NaturalGradient, batch: Any) -> optax.GradientTransformationEx
     """
 
     def update(
-        updates: PyTree, state: PyTree, params: PyTree | None = None, *, batch: Any = None, key=None, **extra: Any
-    ):
+        updates: PyTree, state: Any, params: PyTree | None = None, *, batch: Any = None, key=None, **extra: Any
+    ) -> tuple[PyTree, Any]:
         del extra
         if params is None or batch is None:
             raise ValueError(
@@ -34,7 +34,10 @@ def as_optax(opt: NaturalGradient, batch: Any) -> optax.GradientTransformationEx
             )
         return opt.update(updates, state, params, batch, key)[:2]
 
-    return optax.GradientTransformationExtraArgs(lambda params: opt.init(params, batch), update)
+    def init(params: PyTree) -> Any:
+        return opt.init(params, batch)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def scale_by_natural_gradient(

@@ -1,16 +1,18 @@
 """What a step is taken on: terms, each with its model, objective and weight, and their batches."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import is_concrete
-from natgrad._model import num_examples, of_params
+from natgrad._check import are_met, is_concrete, show
+from natgrad._model import of_params, without_aux
+from natgrad._optimiser.batch import Batch, as_batch, check_weights, harmless, inverse_or_zero, spread
 from natgrad._optimiser.objective import AbstractObjective, as_objective
 from natgrad._types import Output, Scalar
 
@@ -18,20 +20,29 @@ from natgrad._types import Output, Scalar
 class Term(eqx.Module):
     r"""One term of a problem: the mean over its batch of `objective` at `model(params, x)`, times `weight`.
 
-    Its metric is that of the model, times the same weight."""
+    Its metric is that of the model, times the same weight. With `has_aux` the model returns `(z, aux)`."""
 
     model: Callable
     objective: AbstractObjective
     weight: Any
+    has_aux: bool = eqx.field(static=True)
 
-    def __init__(self, model: Any, objective: Any, weight: Any = 1.0):
+    def __init__(self, model: Any, objective: Any, weight: Any = 1.0, *, has_aux: bool = False):
         if not callable(model):
             raise TypeError(f"`Term` needs a function `model(params, x)`, but got `{type(model).__name__}`.")
-        if is_concrete(weight) and not weight > 0:
-            raise ValueError(f"`Term` needs a `weight` above 0, but got {weight}. Leave the term out to switch it off.")
+        if callable(weight) or (is_concrete(weight) and not weight > 0):
+            raise ValueError(
+                f"`Term` needs a `weight` above 0, one number, but got {weight}. Leave the term out to switch it off."
+            )
         self.model = _tree.as_callable(model)
         self.objective = as_objective(objective, "`Term`")
         self.weight = weight
+        self.has_aux = has_aux
+
+    @property
+    def outputs(self) -> Callable:
+        """The model without what it returns besides its outputs."""
+        return without_aux(self.model, self.has_aux)
 
 
 class Terms(eqx.Module):
@@ -47,34 +58,6 @@ class Terms(eqx.Module):
         self.terms = terms
 
 
-class Batch(NamedTuple):
-    """Inputs, targets and weights of some examples."""
-
-    x: PyTree
-    y: PyTree = None
-    weights: Float[Array, " N"] | None = None
-
-    @property
-    def size(self) -> int:
-        return num_examples(self.x, "A batch")
-
-    @property
-    def total(self) -> Scalar | float:
-        """The sum of the weights."""
-        return float(self.size) if self.weights is None else jnp.sum(self.weights)
-
-    def mean(self, values: Float[Array, " N"]) -> Scalar:
-        """The mean over examples, weighted; zero if none of them counts."""
-        if self.weights is None:
-            return jnp.mean(values)
-        weights = self.weights.astype(values.dtype)
-        total = jnp.sum(weights)
-        return jnp.sum(weights * values) / jnp.where(total > 0, total, 1.0)
-
-    def map(self, function: Callable[[Array], Array]) -> "Batch":
-        return Batch(*jax.tree.map(function, tuple(self)))
-
-
 class Bound(NamedTuple):
     """A term with a batch, as a function of the trained parameters."""
 
@@ -84,13 +67,7 @@ class Bound(NamedTuple):
 
     def losses(self, z: Output) -> Float[Array, " N"]:
         """The loss of every example."""
-        each = jax.vmap(self.term.objective.loss)(z, self.batch.y)
-        if each.ndim != 1:
-            raise ValueError(
-                f"The loss of one example must be one number, but has shape {each.shape[1:]}. Sum over the entries of "
-                "the output."
-            )
-        return _tree.at_least_float32(each)
+        return self.weighed_sums(self.term.objective.loss, z, self.batch.y)
 
     def loss(self, params: PyTree) -> Scalar:
         return self.mean_loss(of_params(self.model, self.batch.x, "`NaturalGradient`")(params))
@@ -98,58 +75,122 @@ class Bound(NamedTuple):
     def mean_loss(self, z: Output) -> Scalar:
         return self.batch.mean(self.losses(z))
 
+    def weighed_sums(self, function: Callable, z: Output, other: PyTree) -> Float[Array, " N"]:
+        """A function of an output and something else for every example: where positions have weights, summed over
+        them, relative to the weight of the example. What has no weight is left out, whatever it is."""
+        weights = self.batch.weights
+        if weights is None:
+            return _numbers(jax.vmap(function)(z, other), 1)
+        check_weights(weights, z, self.batch.y)
+        is_counted = weights > 0
+        inside = lambda leaf, fill: jnp.where(spread(is_counted, leaf), leaf, jnp.asarray(fill, leaf.dtype))
+        z = jax.tree.map(lambda leaf: inside(leaf, 0), z)
+        other = jax.tree.map(lambda leaf: inside(jnp.asarray(leaf), harmless(leaf)), other)
+        for _ in range(weights.ndim):
+            function = jax.vmap(function)
+        each = _numbers(function(z, other), weights.ndim)
+        most = self.batch.example_weights
+        assert most is not None
+        share = weights.astype(each.dtype) * spread(inverse_or_zero(most.astype(each.dtype)), weights)
+        return jnp.sum(jnp.where(is_counted, share * each, 0.0).reshape(len(each), -1), axis=1)
 
-def as_terms(problem: Any, objective: Any) -> dict[str | None, Term]:
+    def are_valid(self, z: Output) -> Bool[Array, "N ..."]:
+        """Whether the target of every example, or of every position, is one that the objective can have."""
+        weights, met = self.batch.weights, self._is_valid
+        if weights is not None:
+            check_weights(weights, z, self.batch.y)
+        for _ in range(1 if weights is None else weights.ndim):
+            met = jax.vmap(met)
+        valid = met(z, self.batch.y)
+        return valid if weights is None else (valid & jnp.isfinite(weights) & (weights >= 0)) | (weights == 0)
+
+    def _is_valid(self, z: Output, y: PyTree) -> Bool[Array, ""]:
+        requirements = self.term.objective.requirements(z, y)
+        return are_met(requirements) if requirements else jnp.array(True)
+
+    def refuse_invalid(self, z: Output, subject: str) -> None:
+        """Raise if a concrete target cannot be one, with its place and value. Of `z` only shapes matter."""
+        if not is_concrete((self.batch.y, self.batch.weights)):
+            return
+        like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), z)
+        with jax.ensure_compile_time_eval():
+            wrong = np.argwhere(~np.asarray(self.are_valid(like)))
+        if not len(wrong):
+            return
+        place = tuple(int(k) for k in wrong[0])
+        at = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf)[place], tree)
+        requirements = self.term.objective.requirements(at(like), at(self.batch.y))
+        unmet = next((one for one in requirements if not bool(jnp.all(one.holds))), None)
+        where = f"example {place[0]}" + (f", position {', '.join(map(str, place[1:]))}" if place[1:] else "")
+        if unmet is None:
+            raise ValueError(
+                f"{subject}: the weight of {where} is {show(at(self.batch.weights))}. Weights must be finite and not "
+                "negative: a weight of zero leaves an example or a position out."
+            )
+        raise ValueError(
+            f"{subject}: the target of {where} is {show(at(self.batch.y))}, but `{_name(self.term.objective)}` needs "
+            f"{unmet.needs}. {unmet.remedy} To leave it out, give it a weight of zero: `(x, y, weights)`"
+            + (", or use `Likelihood(family, ignore_label=...)`." if _has_labels(self.term.objective) else ".")
+        )
+
+
+def refuse_invalid(problem: Sequence[Bound], params: PyTree, subject: str) -> None:
+    """Raise if a concrete target or weight cannot be one, or if nothing in concrete batches counts."""
+    for bound in problem:
+        z = jax.eval_shape(of_params(bound.model, bound.batch.x, subject), params)
+        bound.refuse_invalid(z, subject)
+    counts = has_weight(problem)
+    if is_concrete(counts) and not counts:
+        raise ValueError(
+            f"{subject}: the weights of the batch are all zero, so that there is nothing to learn from. Leave it out."
+        )
+
+
+def has_weight(problem: Sequence[Bound]) -> Bool[Array, ""]:
+    """Whether anything in the batches counts."""
+    return jnp.any(jnp.stack([jnp.asarray(bound.batch.total) > 0 for bound in problem]))
+
+
+def _numbers(each: Array, ndim: int) -> Array:
+    if each.ndim != ndim:
+        raise ValueError(
+            f"The loss of one example must be one number, but has shape {each.shape[ndim:]}. Sum over the entries of "
+            "the output."
+        )
+    return _tree.at_least_float32(each)
+
+
+def _name(objective: AbstractObjective) -> str:
+    return type(getattr(objective, "family", objective)).__name__
+
+
+def _has_labels(objective: AbstractObjective) -> bool:
+    return getattr(getattr(objective, "family", None), "observation_type", None) is int
+
+
+def as_terms(problem: Any, objective: Any, has_aux: bool = False) -> dict[str | None, Term]:
     """The terms of a problem, or a model with its objective as the only one."""
     if isinstance(problem, Terms):
         if objective is not None:
             raise ValueError("`NaturalGradient` got `Terms`, which have objectives of their own, and an `objective`.")
+        if has_aux:
+            raise ValueError("`has_aux=True` is for a model; of `Terms`, give it to each: `Term(..., has_aux=True)`.")
         return {**problem.terms}
     if objective is None:
         raise TypeError(
             "`NaturalGradient` needs an `objective` for its model: an exponential family, `LeastSquares()`, or "
             "`Objective(loss, geometry)`."
         )
-    return {None: Term(problem, objective)}
+    return {None: Term(problem, objective, has_aux=has_aux)}
 
 
 def batches_of(terms: Mapping[str | None, Term], data: Any) -> Iterator[tuple[Term, Batch]]:
     """Every term with its batch."""
     if None in terms:
-        yield terms[None], as_batch(data, "The batch")
+        yield terms[None], as_batch(data, "The batch", terms[None].objective)
         return
     if not isinstance(data, Mapping) or set(data) != set(terms):
         given = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
         raise ValueError(f"A problem of terms needs a batch for each, {sorted(map(str, terms))}, but got {given}.")
     for name, term in terms.items():
-        yield term, as_batch(data[name], f"The batch of `{name}`")
-
-
-def as_batch(data: Any, subject: str) -> Batch:
-    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
-        raise TypeError(
-            f"{subject} must be `(x, y)`, with `y=None` where there are no targets, or `(x, y, weights)`, but is "
-            f"`{type(data).__name__}`" + (f" of length {len(data)}." if isinstance(data, tuple | list) else ".")
-        )
-    batch = Batch(*data)
-    if batch.x is None:
-        # A model without data has one example, without an axis for it.
-        return Batch(None, jax.tree.map(_with_examples, batch.y))
-    count = num_examples(batch.x, subject)
-    for name, part in (("y", batch.y), ("weights", batch.weights)):
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(part)]
-        if any(shape[:1] != (count,) for shape in shapes):
-            raise ValueError(
-                f"{subject} has {count} examples in `x`, but `{name}` has shapes {shapes}: every array needs the "
-                "examples along its leading axis."
-            )
-    if batch.weights is not None and jnp.shape(batch.weights) != (count,):
-        raise ValueError(f"{subject}: `weights` needs one number an example, but has {jnp.shape(batch.weights)}.")
-    return batch
-
-
-def _with_examples(leaf: Any) -> Any:
-    """An array, or its shape, with an axis of one example in front."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)
-    return jnp.asarray(leaf)[None]
+        yield term, as_batch(data[name], f"The batch of `{name}`", term.objective)

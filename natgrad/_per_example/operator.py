@@ -88,11 +88,12 @@ class PerExample(eqx.Module):
         """The gradients themselves, a tree like the parameters with axes `(N,)` or `(C, N)` in front, for a slice of
         the examples. Needs the memory this library exists to save: take few examples at a time."""
         recording = self.recording()
+        count = len(range(*examples.indices(self._shape[0])))
 
         def of(route: Route) -> Array:
             leaf = self.leaves[route.leaf]
-            if not route.uses:
-                count = len(range(*examples.indices(self._shape[0])))
+            # Not every model runs on no examples at all.
+            if not route.uses or not count:
                 return jnp.zeros((count, self._shape[1], *leaf.shape), _tree.wide(leaf))
             block = rows_of(recording, route)
             return stacked(block.expand, jax.tree.map(lambda x: x[examples], block.data), block.chunk(self.budget))
@@ -101,11 +102,16 @@ class PerExample(eqx.Module):
 
     def matvec(self, v: PyTree) -> Float[Array, "*C N"]:
         r"""$\langle g_i, v\rangle$ for a vector like the parameters."""
-        check_structure(self._unflatten(self.trace.param_structs), v, "`PerExample.matvec`")
-        like = jnp.zeros(self._shape, self._dtype)
-        # By transposition twice, so that rules for backward passes alone suffice.
-        _, pull = jax.vjp(self._transposed, like)
-        return self._by_cotangent(pull(_tree.cast_like(v, self._unflatten(self.trace.param_structs)))[0])
+        structs = self._unflatten(self.trace.param_structs)
+        check_structure(structs, v, "`PerExample.matvec`")
+        v = _tree.cast_like(v, structs)
+        try:
+            # By transposition twice, so that rules for backward passes alone suffice.
+            _, pull = jax.vjp(self._transposed, jnp.zeros(self._shape, self._dtype))
+            return self._by_cotangent(pull(v)[0])
+        except Exception:
+            # Loops with checkpoints, as in Equinox and diffrax, have a backward pass that cannot be transposed.
+            return self._by_cotangent(self._products(jax.tree.leaves(v)))
 
     def rmatvec(self, u: Any) -> PyTree:
         r"""$\sum_i u_i g_i$: a covector like the parameters."""
@@ -156,6 +162,16 @@ class PerExample(eqx.Module):
         shared = self.leaves[num_params:]
         _, carry_on = jax.vjp(lambda params: evaluate(values, [*params, *shared]), self.leaves[:num_params])
         return self._unflatten(carry_on(list(totals.values()))[0])
+
+    def _products(self, v: list[Array]) -> Float[Array, "N C"]:
+        """Inner products with a vector, of gradients that are formed a few examples at a time."""
+        recording, total = self.recording(), jnp.zeros(self._shape, self._dtype)
+        for route, along in zip(self.routes, v, strict=True):
+            if route.uses:
+                block = rows_of(recording, route)
+                product = lambda part, expand=block.expand, v=along: jnp.tensordot(expand(part), v, v.ndim)
+                total = total + stacked(product, block.data, block.chunk(self.budget)).astype(total.dtype)
+        return total
 
     def _summed(self, statistic: Statistic, shape: tuple[int, ...]) -> Array:
         """A statistic that parameters add to, summed over them."""

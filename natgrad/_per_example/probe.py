@@ -56,7 +56,7 @@ def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, sub
     return False
 
 
-def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, subject: str) -> None:
+def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, subject: str, *, needs_finite: bool = True) -> None:
     """Compare the gradients of examples with that of the batch, and refuse a model for which they differ."""
     random = np.random.default_rng(0)
     like = lambda struct: random.normal(size=struct.shape).astype(struct.dtype)
@@ -66,7 +66,10 @@ def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, subject: str
     function = jax.jit(lambda *arguments: _probe(model, trace, *arguments), compiler_options=UNOPTIMISED)
     with jax.ensure_compile_time_eval():
         found = jax.tree.map(np.asarray, function(params, x, cotangents, weights, vector))
-    _judge(found, model, trace, params, x, subject)
+    if needs_finite and not found.is_finite:
+        z = _of_batch(model, x)(params)
+        require(z, [finite(z)], f"{subject}: the output of the model")
+    _judge(found, trace, subject)
 
 
 def _probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, u: Output, weights: Array, v: PyTree) -> Findings:
@@ -106,24 +109,21 @@ def _norm(x: Array) -> Scalar:
     return jnp.sqrt(jnp.sum(wide**2))
 
 
-def _judge(found: Findings, model: Callable, trace: Trace, params: PyTree, x: PyTree, subject: str) -> None:
-    if not found.is_finite:
-        z = _of_batch(model, x)(params)
-        require(z, [finite(z)], f"{subject}: the output of the model")
+def _judge(found: Findings, trace: Trace, subject: str) -> None:
     if found.are_coupled.any():
         raise ValueError(coupling_message(subject, trace.coupling, np.flatnonzero(found.are_coupled)))
     epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((trace.outputs, trace.params))]
     slack = SLACK * float(max(epsilons)) ** 0.5
     total = float(np.linalg.norm(found.sizes))
     each = zip(trace.names, found.distances, found.sizes, strict=False)
-    wrong = [(name, gap, size) for name, gap, size in each if gap > slack * (size + slack * total)]
+    wrong = [(name, float(gap), float(size)) for name, gap, size in each if gap > slack * (size + slack * total)]
     if found.along_vector > slack * total:
-        wrong.append(("a random direction", found.along_vector, total))
+        wrong.append(("a random direction", float(found.along_vector), total))
     if wrong:
         name, gap, size = wrong[0]
         raise ValueError(
             f"{subject}: the per-example gradients of this model do not add up to the gradient of its batch: for "
-            f"`{name}` they are off by {float(gap):.2g}, where the gradient has size {float(size):.2g}. Either a "
+            f"`{name}` they are off by {gap:.2g}, where the gradient has size {size:.2g}. Either a "
             "derivative rule in the model (`jax.custom_vjp`, `jax.custom_jvp`) couples examples or depends on the "
             "batch size, or this is an error in natgrad: please report it with the model. `check=False` turns this "
             "test off."

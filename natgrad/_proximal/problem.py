@@ -15,17 +15,19 @@ from natgrad._geometry.dissimilarity import Dissimilarity
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.distance import function_distance
 from natgrad._metric.pullback import pullback
-from natgrad._model import check_params, of_params
+from natgrad._model import check_params, of_params, without_aux
 from natgrad._types import Scalar
 
 
 class FunctionSpace(eqx.Module):
     r"""Parameters seen through a model: how far apart two of them are is how far apart their outputs are, in a geometry
-    and on average over `x`. A model without data is `model(params)` with `x=None`."""
+    and on average over `x`. A model without data is `model(params)` with `x=None`; one with `has_aux` returns
+    `(z, aux)`, of which `aux` is left out."""
 
     model: Callable = eqx.field(converter=_tree.as_callable)
     geometry: Any
     x: PyTree = None
+    has_aux: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):
         if not isinstance(self.geometry, AbstractGeometry):
@@ -33,15 +35,15 @@ class FunctionSpace(eqx.Module):
             raise TypeError(f"`FunctionSpace` needs a geometry, such as `Euclidean()`, but got `{given}`.")
 
     def dissimilarity(self, other: PyTree, params: PyTree) -> Scalar:
-        return function_distance(self.model, self.geometry, params, other, self.x)
+        return function_distance(self.model, self.geometry, params, other, self.x, has_aux=self.has_aux)
 
     def metric(self, params: PyTree) -> AbstractMetric:
         """The pullback metric, the Hessian of the dissimilarity where both arguments agree."""
-        return pullback(self.model, self.geometry, params, self.x, check=False)
+        return pullback(self.model, self.geometry, params, self.x, has_aux=self.has_aux, check=False)
 
     def contains(self, params: PyTree) -> Bool[Array, ""]:
         """Whether the geometry is defined at all outputs."""
-        z = of_params(self.model, self.x, "`FunctionSpace`")(params)
+        z = of_params(without_aux(self.model, self.has_aux), self.x, "`FunctionSpace`")(params)
         return jnp.all(jax.vmap(self.geometry._contains)(z))
 
     def tangent(self, v: PyTree) -> PyTree:

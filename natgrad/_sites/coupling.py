@@ -8,9 +8,9 @@ that a model passes only if it cannot couple examples; one that does not pass ma
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 
+from natgrad._check import is_concrete
 from natgrad._sites import compat
 from natgrad._sites.slices import SAME, Step, is_equal, keeps_slices
 
@@ -71,22 +71,27 @@ def _equation(a: compat.Equation, b: compat.Equation, operands: list[Relation]) 
 
 def _inner(a: compat.Equation, b: compat.Equation, operands: list[Relation]) -> list[Relation] | None:
     """For equations that hold programs; `None` for others."""
-    calls = compat.called(a), compat.called(b)
-    if calls[0] is not None and calls[1] is not None:
-        return _program(*calls, operands)
-    scans = compat.scan(a), compat.scan(b)
-    if scans[0] is not None and scans[1] is not None:
-        return _scan(*scans, operands)
-    loops = compat.while_loop(a), compat.while_loop(b)
-    if loops[0] is not None and loops[1] is not None:
-        return _while(*loops, operands)
-    branches = compat.branches(a), compat.branches(b)
-    if branches[0] is not None and branches[1] is not None:
-        if operands[0] != SAME or len(branches[0]) != len(branches[1]):
-            return [compat.name(a)] * len(a.outvars)
-        found = [_program(*pair, operands[1:]) for pair in zip(*branches, strict=True)]
-        return [each[0] if len(set(each)) == 1 else compat.name(a) for each in zip(*found, strict=True)]
+    ours, theirs = compat.called(a), compat.called(b)
+    if ours is not None and theirs is not None:
+        return _program(ours, theirs, operands)
+    ours, theirs = compat.scan(a), compat.scan(b)
+    if ours is not None and theirs is not None:
+        return _scan(ours, theirs, operands)
+    ours, theirs = compat.while_loop(a), compat.while_loop(b)
+    if ours is not None and theirs is not None:
+        return _while(ours, theirs, operands)
+    ours, theirs = compat.branches(a), compat.branches(b)
+    if ours is not None and theirs is not None:
+        return _branches(ours, theirs, operands)
     return None
+
+
+def _branches(ours: list[compat.Program], theirs: list[compat.Program], operands: list[Relation]) -> list[Relation]:
+    """Coupled, unless all examples take the same branch."""
+    if operands[0] != SAME or len(ours) != len(theirs):
+        return ["cond"] * len(ours[0].jaxpr.outvars)
+    found = [_program(*pair, operands[1:]) for pair in zip(ours, theirs, strict=True)]
+    return [each[0] if len(set(each)) == 1 else "cond" for each in zip(*found, strict=True)]
 
 
 def _scan(a: compat.ScanParts, b: compat.ScanParts, operands: list[Relation]) -> list[Relation]:
@@ -139,7 +144,7 @@ def _is_same(a: Any, b: Any) -> bool:
     """Whether two constants are known to be equal."""
     if a is b:
         return True
-    if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+    if not is_concrete((a, b)):
         return False
     try:
         return np.shape(a) == np.shape(b) and bool(np.all((a == b) | ((a != a) & (b != b))))

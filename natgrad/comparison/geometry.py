@@ -147,8 +147,9 @@ class Examination:
 
         def optimiser(damping: Any) -> NaturalGradient:
             whole = ConstantStep(1.0)
+            options = {"has_aux": problem.has_aux, "check": False}
             return NaturalGradient(
-                problem.model, problem.objective, structure, ConstantDamping(damping), whole, check=False
+                problem.model, problem.objective, structure, ConstantDamping(damping), whole, **options
             )
 
         state, _ = with_warnings(lambda: optimiser(1.0).init(params, batch))
@@ -179,7 +180,8 @@ class Examination:
     def _structure_report(self) -> list[BlockReport]:
         """What K-FAC, or else another structure, made of every parameter."""
         for structure in self.structures.values():
-            opt = NaturalGradient(self.problem.model, self.problem.objective, structure, check=False)
+            options = {"has_aux": self.problem.has_aux, "check": False}
+            opt = NaturalGradient(self.problem.model, self.problem.objective, structure, **options)
             try:
                 state, _ = with_warnings(functools.partial(opt.init, self.problem.params, self.batch))
                 return list(opt.report(state).rows)

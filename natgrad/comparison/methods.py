@@ -78,9 +78,11 @@ class Natural(AbstractMethod):
         written = {"structure": f"{type(self.structure).__name__}()"}
         return written | ({} if problem.batch_size is None else {"step": "CrossValidated()"})
 
-    def optimiser(self, problem: Problem, *, check: bool = False) -> NaturalGradient:
+    def optimiser(self, problem: Problem, *, check: bool = True) -> NaturalGradient:
         rule = None if problem.batch_size is None else CrossValidated()
-        return NaturalGradient(problem.model, problem.objective, self.structure, step=rule, check=check)
+        return NaturalGradient(
+            problem.model, problem.objective, self.structure, step=rule, has_aux=problem.has_aux, check=check
+        )
 
     def init(self, problem, tried, *, check=False):
         del tried
@@ -92,6 +94,7 @@ class Natural(AbstractMethod):
     def code(self, problem, tried):
         arguments = ["problem.model", "problem.objective"]
         arguments += [f"{name}=ng.{value}" for name, value in self.settings(problem, tried).items()]
+        arguments += ["has_aux=True"] if problem.has_aux else []
         return (
             f"opt = ng.NaturalGradient({', '.join(arguments)})\n"
             "params = problem.params\n"
@@ -188,7 +191,7 @@ def num_outputs(problem: Problem) -> int:
     total = 0
     for name, term in problem.terms.items():
         x = (problem.data if name is None else problem.data[name])[0]
-        z = jax.eval_shape(term.model, problem.params, *([] if x is None else [x]))
+        z = jax.eval_shape(term.outputs, problem.params, *([] if x is None else [x]))
         total += sum(leaf.size for leaf in jax.tree.leaves(z))
     return -(-total // problem.num_examples)
 

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._manifold.rank import Rank, rank
-from natgrad._optimiser.evaluation import Evaluation, evaluate
+from natgrad._optimiser.evaluation import Evaluation, Pass, evaluate
 from natgrad._optimiser.problem import Bound, batches_of
 from natgrad._optimiser.structure.exact import metric_of
 from natgrad._problem import Problem
@@ -90,11 +90,11 @@ class Spectrometer:
 
 def bounds(problem: Problem, data: Any) -> list[Bound]:
     """The terms of a problem with some data."""
-    return [Bound(term, term.model, own) for term, own in batches_of(problem.terms, data)]
+    return [Bound(term, term.outputs, own) for term, own in batches_of(problem.terms, data)]
 
 
 def evaluation(problem: Problem, params: PyTree, data: Any) -> Evaluation:
-    return evaluate(bounds(problem, data), params, 1.0, jnp.array(0), False)
+    return evaluate(bounds(problem, data), params, Pass(1.0, jnp.array(0), has_sites=False))
 
 
 def num_examples(problem: Problem, data: Any) -> int:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad._blocks.paths import check_paths, option_for
-from natgrad._optimiser.info import Info
+from natgrad._check import check_number
+from natgrad._optimiser.info import Info, Quantity
 from natgrad._types import Scalar
 
 
@@ -56,13 +57,12 @@ class Added(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a step. The loss after it and the predicted decrease are NaN where they were not computed. Decreases
-    below `rounding` say nothing."""
+    """What came of a step. Decreases below `rounding` say nothing."""
 
     steps: Int[Array, ""]
     loss: Scalar
-    loss_after: Scalar
-    predicted_decrease: Scalar
+    loss_after: Quantity
+    predicted_decrease: Quantity
     is_rejected: Bool[Array, ""]
     rounding: Scalar
 
@@ -86,8 +86,7 @@ class AbstractDamping(eqx.Module):
         if self.shape not in ("identity", "diagonal"):
             raise ValueError(f'`{name}` needs a `shape` of "identity" or "diagonal", but got {self.shape!r}.')
         for path, factor in (self.multipliers or {}).items():
-            if not factor > 0:
-                raise ValueError(f"`{name}` needs `multipliers` above 0, but that of `{path}` is {factor}.")
+            check_number(factor, f"`multipliers[{path!r}]`", f"`{name}`", above=0)
 
     def init(self) -> PyTree:
         """The state before the first step."""

@@ -2,7 +2,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from natgrad._check import check_damping
+from natgrad._check import check_number
 from natgrad._optimiser.damping.base import AbstractDamping
 
 
@@ -21,8 +21,9 @@ class ConstantDamping(AbstractDamping):
     scale: float = 1.0
 
     def __check_init__(self):
-        if not callable(self.value) and self.value is not None:
-            check_damping(self.value, "`ConstantDamping`")
+        if self.value is not None:
+            check_number(self.value, "`value`", "`ConstantDamping`", least=0, schedules=True)
+        check_number(self.scale, "`scale`", "`ConstantDamping`", above=0)
 
     def init(self):
         return jnp.zeros(()) if self.value is None else ()

@@ -2,6 +2,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from natgrad._check import check_number
 from natgrad._optimiser.damping.base import AbstractDamping
 from natgrad._types import Scalar
 
@@ -36,16 +37,19 @@ class LevenbergMarquardt(AbstractDamping):
     maximum: float | None = None
 
     def __check_init__(self):
-        if self.initial is not None and not self.initial > 0:
-            raise ValueError(
-                f"`LevenbergMarquardt` needs `initial` damping above 0, but got {self.initial}: from 0 no factor leads "
-                "away. Use `ConstantDamping(0.0)` for none."
-            )
-        if not (0 < self.decay < 1 and self.growth > 1 and self.every >= 1 and self.low < self.high):
-            raise ValueError(
-                "`LevenbergMarquardt` needs `decay` between 0 and 1, `growth` above 1, `every` of at least 1 and `low` "
-                f"below `high`, but got {self.decay}, {self.growth}, {self.every}, {self.low} and {self.high}."
-            )
+        subject = "`LevenbergMarquardt`"
+        if self.initial is not None:
+            hint = "(from 0 no factor leads away; use `ConstantDamping(0.0)` for none)"
+            check_number(self.initial, f"`initial` {hint}", subject, above=0)
+        for name in ("minimum", "maximum"):
+            if getattr(self, name) is not None:
+                check_number(getattr(self, name), f"`{name}`", subject, least=0)
+        check_number(self.decay, "`decay`", subject, above=0, below=1)
+        check_number(self.growth, "`growth`", subject, above=1)
+        check_number(self.high, "`high`", subject)
+        check_number(self.low, "`low`, which is less than `high`,", subject, below=self.high)
+        if not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"{subject} needs `every` to be a whole number of at least 1, but got {self.every}.")
 
     def init(self):
         return LevenbergMarquardtState(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
@@ -62,10 +66,11 @@ class LevenbergMarquardt(AbstractDamping):
 
     def update(self, state, outcome):
         omega = self.decay**self.every
-        ratio = (outcome.loss - outcome.loss_after) / outcome.predicted_decrease
+        predicted, after = outcome.predicted_decrease, outcome.loss_after
         # Near the minimum both decreases are rounding, and their ratio says nothing.
-        is_told = jnp.isfinite(ratio) & (outcome.predicted_decrease > outcome.rounding)
-        is_told &= self.wants_loss_after(outcome.steps)
+        is_told = predicted.is_known & after.is_known & (predicted.value > outcome.rounding)
+        ratio = (outcome.loss - after.value) / jnp.where(is_told, predicted.value, 1.0)
+        is_told &= jnp.isfinite(ratio) & self.wants_loss_after(outcome.steps)
         factor = jnp.where(ratio > self.high, omega, jnp.where(ratio < self.low, 1 / omega, 1.0))
         factor = jnp.where(outcome.is_rejected, self.growth, jnp.where(is_told, factor, 1.0))
         strength = jnp.clip(factor.astype(state.strength.dtype) * state.strength, state.minimum, state.maximum)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad._optimiser.evaluation import Evaluation
+from natgrad._optimiser.info import Quantity
 from natgrad._optimiser.momentum import AbstractMomentum, NoMomentum, Vector
 from natgrad._types import Scalar
 
@@ -79,16 +80,17 @@ class Quadratic(NamedTuple):
     def divergence(self, c: Float[Array, " k"]) -> Scalar:
         return c @ self.metric @ c / 2
 
-    def cosine(self, c: Float[Array, " k"]) -> Scalar:
-        r"""$-g(d)\,/\,|d|_{G+D}\,|g|$ for the first of the vectors, $-P g$, and $|g|^2 = g^\top P g$."""
-        length = jnp.sqrt(jnp.maximum(c @ self.damped @ c, 0.0))
-        steepest = jnp.sqrt(jnp.maximum(-self.slope[0], 0.0))
-        return -(self.slope @ c) / jnp.where(length * steepest > 0, length * steepest, 1.0)
+    def cosine(self, c: Float[Array, " k"]) -> Quantity:
+        """Of the angle with the first of the vectors, in the damped metric."""
+        squared = (c @ self.damped @ c) * self.damped[0, 0]
+        is_known = squared > 0
+        cosine = (self.damped[0] @ c) / jnp.sqrt(jnp.where(is_known, squared, 1.0))
+        return Quantity.of(jnp.clip(cosine, -1.0, 1.0), c.dtype, is_known)
 
 
 class Proposal(NamedTuple):
     """A step that a rule would take, what changes beside it without becoming momentum, and what to remember if it is
-    taken. What was not computed is `None`."""
+    taken. What is never computed is `None`; what is computed at some steps only, a `Quantity`."""
 
     update: Vector
     step_size: Any
@@ -151,8 +153,3 @@ class AbstractStep(eqx.Module):
 
 def scheduled(value: Any, count: Int[Array, ""]) -> Any:
     return value(count) if callable(value) else value
-
-
-def check_positive(value: Any, name: str, subject: str) -> None:
-    if not callable(value) and not value > 0:
-        raise ValueError(f"{subject} needs `{name}` to be a number above 0 or a schedule, but got {value}.")

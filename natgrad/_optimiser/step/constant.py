@@ -1,6 +1,7 @@
 from typing import Any
 
-from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, scheduled
+from natgrad._check import check_number
+from natgrad._optimiser.step.base import AbstractStep, Proposal, scheduled
 
 
 class ConstantStep(AbstractStep):
@@ -9,7 +10,7 @@ class ConstantStep(AbstractStep):
     learning_rate: Any = 1.0
 
     def __check_init__(self):
-        check_positive(self.learning_rate, "learning_rate", "`ConstantStep`")
+        check_number(self.learning_rate, "`learning_rate`", "`ConstantStep`", above=0, schedules=True)
 
     def propose(self, context):
         rate = scheduled(self.learning_rate, context.steps)

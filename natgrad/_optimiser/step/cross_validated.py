@@ -1,10 +1,10 @@
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 
+from natgrad._check import check_number
 from natgrad._optimiser.momentum import Vector
-from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, dot, scheduled
+from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 from natgrad._types import Scalar
 
 # By how much the most that is believed grows back with every step.
@@ -48,15 +48,14 @@ class CrossValidated(AbstractStep):
       or a schedule from optax.
     """
 
-    decay: float = eqx.field(default=0.9, converter=float)
-    patience: float = 4.0
+    decay: Any = 0.9
+    patience: Any = 4.0
     radius: Any = 0.5
 
     def __check_init__(self):
-        check_positive(self.radius, "radius", "`CrossValidated`")
-        check_positive(self.patience, "patience", "`CrossValidated`")
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"`CrossValidated` needs a `decay` from 0 to below 1, but got {self.decay}.")
+        check_number(self.radius, "`radius`", "`CrossValidated`", above=0, schedules=True)
+        check_number(self.patience, "`patience`", "`CrossValidated`", above=0)
+        check_number(self.decay, "`decay`", "`CrossValidated`", least=0, below=1)
 
     def init(self, params):
         zero = jnp.zeros((), params.dtype)

@@ -2,8 +2,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from natgrad._check import check_number
 from natgrad._optimiser.momentum import HeavyBall
-from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, dot, scheduled
+from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 
 
 class KLClip(AbstractStep):
@@ -21,8 +22,8 @@ class KLClip(AbstractStep):
     learning_rate: Any = 1.0
 
     def __check_init__(self):
-        check_positive(self.radius, "radius", "`KLClip`")
-        check_positive(self.learning_rate, "learning_rate", "`KLClip`")
+        for name, value in (("radius", self.radius), ("learning_rate", self.learning_rate)):
+            check_number(value, f"`{name}`", "`KLClip`", above=0, schedules=True)
 
     def propose(self, context):
         rate, radius = scheduled(self.learning_rate, context.steps), scheduled(self.radius, context.steps)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, dot
+from natgrad._check import check_number
+from natgrad._optimiser.step.base import AbstractStep, Proposal, dot
 from natgrad._optimiser.step.trust_region import check_backtracking
 
 
@@ -18,8 +19,10 @@ class GridLineSearch(AbstractStep):
     sizes: Sequence[float] = tuple(0.5**k for k in range(16))
 
     def __check_init__(self):
-        if not len(self.sizes) or not all(size > 0 for size in self.sizes):
-            raise ValueError(f"`GridLineSearch` needs `sizes` above 0, at least one, but got {tuple(self.sizes)}.")
+        if callable(self.sizes) or not len(self.sizes):
+            raise ValueError(f"`GridLineSearch` needs `sizes`, at least one number, but got {self.sizes}.")
+        for size in self.sizes:
+            check_number(size, "each of its `sizes`", "`GridLineSearch`", above=0)
 
     def propose(self, context):
         sizes = jnp.asarray(self.sizes, context.loss.dtype)
@@ -46,10 +49,9 @@ class ArmijoLineSearch(AbstractStep):
     max_tries: int = 20
 
     def __check_init__(self):
-        check_positive(self.initial, "initial", "`ArmijoLineSearch`")
+        check_number(self.initial, "`initial`", "`ArmijoLineSearch`", above=0)
+        check_number(self.sufficient, "`sufficient`", "`ArmijoLineSearch`", least=0, below=1)
         check_backtracking(self)
-        if not 0 <= self.sufficient < 1:
-            raise ValueError(f"`ArmijoLineSearch` needs `sufficient` from 0 to below 1, but got {self.sufficient}.")
 
     def propose(self, context):
         slope = dot(context.gradient, context.direction)

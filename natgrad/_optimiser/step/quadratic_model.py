@@ -52,11 +52,12 @@ def _positive(curvature: Array) -> Array:
 def _minimiser(model: Quadratic) -> Float[Array, "2"]:
     """Of the damped model. Vectors that are nearly parallel, as late in a run, share the step; and before there is a
     last update, its coefficient is zero."""
-    sizes = jnp.sqrt(jnp.maximum(jnp.diagonal(model.damped), 0.0))
-    units = jnp.where(sizes > 0, 1 / _positive(sizes), 0.0)
+    squares = jnp.diagonal(model.damped)
+    # The root has no derivative at zero, so that none is taken there.
+    units = jnp.where(squares > 0, 1 / jnp.sqrt(_positive(squares)), 0.0)
     a, b = units[0] * units[1] * model.damped[0, 1], units * model.slope
     ridge = 10 * jnp.finfo(b.dtype).eps
     determinant = (1 + ridge) ** 2 - a**2
     both = -jnp.stack([(1 + ridge) * b[0] - a * b[1], (1 + ridge) * b[1] - a * b[0]]) / determinant
     alone = jnp.stack([-b[0], jnp.zeros_like(b[0])])
-    return units * jnp.where(sizes[1] > 0, both, alone)
+    return units * jnp.where(squares[1] > 0, both, alone)

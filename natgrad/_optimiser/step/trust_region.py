@@ -3,7 +3,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from natgrad._optimiser.step.base import AbstractStep, Proposal, check_positive, scheduled
+from natgrad._check import check_number
+from natgrad._optimiser.step.base import AbstractStep, Proposal, scheduled
 
 
 class TrustRegion(AbstractStep):
@@ -24,8 +25,8 @@ class TrustRegion(AbstractStep):
     max_tries: int = 10
 
     def __check_init__(self):
-        check_positive(self.radius, "radius", "`TrustRegion`")
-        check_positive(self.learning_rate, "learning_rate", "`TrustRegion`")
+        for name, value in (("radius", self.radius), ("learning_rate", self.learning_rate)):
+            check_number(value, f"`{name}`", "`TrustRegion`", above=0, schedules=True)
         check_backtracking(self)
 
     def propose(self, context):
@@ -69,7 +70,6 @@ class TrustRegion(AbstractStep):
 
 def check_backtracking(step: Any) -> None:
     name = type(step).__name__
-    if not 0 < step.shrink < 1:
-        raise ValueError(f"`{name}` needs `shrink` between 0 and 1, but got {step.shrink}.")
+    check_number(step.shrink, "`shrink`", f"`{name}`", above=0, below=1)
     if not isinstance(step.max_tries, int) or step.max_tries < 1:
         raise ValueError(f"`{name}` needs `max_tries` to be a whole number of at least 1, but got {step.max_tries}.")

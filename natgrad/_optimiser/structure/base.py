@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
+from natgrad._check import check_number
 from natgrad._optimiser.damping.base import Added
 from natgrad._optimiser.evaluation import Part
 from natgrad._types import Key, Scalar
@@ -64,7 +66,8 @@ class AbstractStructure(eqx.Module):
         """The state with what this step measures, if it is good."""
 
     @abstractmethod
-    def mean_eigenvalue(self, state: PyTree, parts: Sequence[Part], key: Key | None) -> Scalar: ...
+    def mean_eigenvalue(self, state: PyTree, parts: Sequence[Part], key: Key | None) -> Scalar:
+        """The trace of the metric over the number of entries of parameters that it depends on."""
 
     def refresh(self, state: PyTree, added: Added, moment: Moment) -> PyTree:
         """The state with the inverse that this step is to use."""
@@ -88,17 +91,20 @@ class AbstractStructure(eqx.Module):
         """Refuse damping that this structure has no use for."""
 
 
+def over_live(trace: Scalar, diagonal: Array) -> Scalar:
+    """A trace over the number of entries of the diagonal that are not zero. Rows of a look-up table that no example
+    reads, or units that are never active, would otherwise make a mean as small as they are many."""
+    return trace / jnp.maximum(jnp.sum(diagonal > 0), 1).astype(trace.dtype)
+
+
 def where_due(due: Any, new: Callable[[], PyTree], old: PyTree) -> PyTree:
     """`new()` where due, else `old`; computed only where due."""
     return jax.lax.cond(due, new, lambda: old)
 
 
 def check_part(structure: AbstractStructure) -> None:
-    if not 0 < structure.part <= 1:
-        raise ValueError(
-            f"`{type(structure).__name__}` needs `part`, the fraction of every batch to measure the metric on, above 0 "
-            f"and at most 1, but got {structure.part}."
-        )
+    name = "`part`, the fraction of every batch to measure the metric on,"
+    check_number(structure.part, name, f"`{type(structure).__name__}`", above=0, most=1)
 
 
 def check_periods(structure: Any) -> None:
@@ -108,5 +114,4 @@ def check_periods(structure: Any) -> None:
         value = getattr(structure, period, 1)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"`{name}` needs `{period}` to be a whole number of at least 1, but got {value}.")
-    if not 0 < structure.decay <= 1:
-        raise ValueError(f"`{name}` needs a `decay` above 0 and at most 1, but got {structure.decay}.")
+    check_number(structure.decay, "`decay`", f"`{name}`", above=0, most=1)

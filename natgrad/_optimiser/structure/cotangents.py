@@ -12,7 +12,7 @@ from natgrad._types import Key, Output
 
 def columns_of(part: Part, key: Key | None, num_samples: int, number: int) -> Output:
     """Columns whose products with themselves sum to the metric of every output: exact, or drawn with a key."""
-    geometry = part.bound.term.objective.geometry
+    geometry = part.geometry
     if key is None:
         return factor_columns(geometry, part.z)
     keys = keys_of_examples(key, num_samples, part.bound.batch.size, number)
@@ -20,13 +20,8 @@ def columns_of(part: Part, key: Key | None, num_samples: int, number: int) -> Ou
 
 
 def weighed(part: Part, columns: Output) -> Output:
-    """Columns times the roots of the weights of their examples and of their term."""
-    root = jnp.sqrt(jnp.asarray(part.weight, float))
-    examples = part.example_weights()
-    if examples is None:
-        return _tree.scale(root, columns)
-    each = root * jnp.sqrt(examples)
-    return jax.tree.map(lambda s: each.reshape(1, -1, *(1,) * (s.ndim - 2)).astype(s.dtype) * s, columns)
+    """Columns times the roots of the weights of their examples or positions, and of their term."""
+    return _tree.scale(jnp.sqrt(jnp.asarray(part.weight, float)), part.weighed(columns))
 
 
 def keys_of_examples(key: Key, num_samples: int, count: int, number: int) -> Key:

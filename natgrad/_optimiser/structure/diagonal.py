@@ -8,7 +8,7 @@ from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._metric.samples import power_sum
 from natgrad._operator.base import reciprocal
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
 from natgrad._optimiser.structure.cotangents import columns_of, weighed
 
 
@@ -53,7 +53,8 @@ class Diagonal(AbstractStructure):
         return DiagonalState(where_due(moment.is_due(self.update_every), new, state.average))
 
     def mean_eigenvalue(self, state, parts, key):
-        return jnp.mean(_tree.flatten(self._entries(state))[0])
+        entries = _tree.flatten(self._entries(state))[0]
+        return over_live(jnp.sum(entries), entries)
 
     def direction(self, state, parts, covector, added):
         flat, unflatten = _tree.flatten(covector)

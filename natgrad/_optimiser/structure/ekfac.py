@@ -3,6 +3,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from natgrad import _tree
 from natgrad._blocks.base import Assignment
 from natgrad._blocks.choose import Rules
 from natgrad._metric.blocks import BlockMetric
@@ -14,7 +15,7 @@ from natgrad._operator.factor import Factor
 from natgrad._operator.kronecker import KroneckerBlock
 from natgrad._operator.place import Place
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
 from natgrad._optimiser.structure.factors import (
     Measured,
     block_damping,
@@ -89,7 +90,8 @@ class EKFAC(AbstractStructure):
         return new() if self.update_every == 1 else where_due(moment.is_due(self.update_every), new, state)
 
     def mean_eigenvalue(self, state, parts, key):
-        return state.metric.trace() / state.metric.in_size()
+        factors = RunningAverage(self.decay).value(state.average)
+        return over_live(state.metric.trace(), _tree.flatten(factors.diagonal())[0])
 
     def direction(self, state, parts, covector, added):
         operator = state.metric.operator

@@ -4,23 +4,24 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._geometry.base import AbstractGeometry, Scaled
+from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric, SumMetric
 from natgrad._metric.output import ExactOutputMetric, SameGeometry
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._metric.rescaled import RescaledMetric
+from natgrad._optimiser.batch import weigh
 from natgrad._optimiser.damping.base import Added
 from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part, over_live
 from natgrad._solve.auto import Auto
 from natgrad._solve.base import AbstractSolver
 from natgrad._solve.cg import CG
 from natgrad._solve.solve import solve
-from natgrad._types import Key, Scalar
+from natgrad._types import Key, Output, Scalar
 
 
 class ExactState(NamedTuple):
@@ -30,12 +31,37 @@ class ExactState(NamedTuple):
 
 
 class Weighed(eqx.Module):
-    """The geometry of every example, times its weight."""
+    """The geometry of every example, with its weight, or the weights of its positions."""
 
     geometry: AbstractGeometry
 
-    def __call__(self, weight: Any) -> AbstractGeometry:
-        return Scaled(self.geometry, weight)
+    def __call__(self, weights: Any) -> AbstractGeometry:
+        return WeighedGeometry(self.geometry, weights)
+
+
+class WeighedGeometry(AbstractGeometry):
+    r"""$W^{1/2} G_z W^{1/2}$ for the metric $G_z$ of a geometry and a diagonal $W$, the weights of positions."""
+
+    geometry: AbstractGeometry
+    weights: Float[Array, "..."]
+
+    def _metric_mv(self, z, v):
+        return self._weighed(self.geometry._metric_mv(z, self._weighed(v)))
+
+    def _factor(self, z):
+        return self._weighed(self.geometry._factor(z), lead=1)
+
+    def _sample(self, z, key):
+        return self._weighed(self.geometry._sample(z, key))
+
+    def _dissimilarity(self, z, z0):
+        raise AssertionError("unreachable: only products with the metric are asked for")
+
+    def _check(self, z, method):
+        self.geometry._check(z, method)
+
+    def _weighed(self, tree: Output, lead: int = 0) -> Output:
+        return weigh(jnp.sqrt(self.weights), tree, lead)
 
 
 class Exact(AbstractStructure):
@@ -98,15 +124,15 @@ class Exact(AbstractStructure):
 def sampled_mean_eigenvalue(parts: Sequence[Part], key: Key | None) -> Scalar:
     """From one sample, whose squared length has the trace for its mean."""
     draw = _tree.flatten(metric_of(parts).sample(jax.random.key(0) if key is None else key))[0]
-    return jnp.sum(draw**2) / draw.size
+    return over_live(jnp.sum(draw**2), draw**2)
 
 
 def metric_of(parts: Sequence[Part]) -> AbstractMetric:
     """The exact metric of all parts."""
     each = []
     for part in parts:
-        geometry, weights = part.bound.term.objective.geometry, part.example_weights()
-        of_example = SameGeometry(geometry) if weights is None else Weighed(geometry)
+        weights = part.bound.batch.relative_weights()
+        of_example = SameGeometry(part.geometry) if weights is None else Weighed(part.geometry)
         output = ExactOutputMetric(of_example, part.z, weights)
         source = _tree.as_callable(part.bound.model), part.params, part.bound.batch.x
         each.append((part.weight, PullbackMetric(part.linearisation, output, source)))

@@ -14,7 +14,7 @@ from natgrad._operator import damped
 from natgrad._operator.base import AbstractBlock
 from natgrad._optimiser.damping.base import Added
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, where_due
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
 from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure
 
 
@@ -107,7 +107,7 @@ class KFAC(AbstractStructure):
 
     def mean_eigenvalue(self, state, parts, key):
         metric = self._average(state)
-        return metric.operator.trace(self._traces(state)) / metric.in_size()
+        return over_live(metric.operator.trace(self._traces(state)), _tree.flatten(metric.diagonal())[0])
 
     def refresh(self, state, added, moment):
         metric = self._average(state)

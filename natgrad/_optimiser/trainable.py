@@ -1,0 +1,140 @@
+"""Which parameters are trained."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad import _text, _tree
+from natgrad._blocks.paths import check_paths, fits, option_for
+
+SUBJECT = "`NaturalGradient`"
+# Collections of flax that hold what a model keeps besides its parameters, and the variables of nnx that do.
+COLLECTIONS = ("batch_stats", "cache", "intermediates", "perturbations")
+VARIABLES = ("BatchStat", "Cache", "Intermediate", "Perturbation")
+
+
+def is_floating(leaf: Any) -> bool:
+    """Whether a leaf is a floating-point array, or the shape of one."""
+    return hasattr(leaf, "shape") and jnp.issubdtype(getattr(leaf, "dtype", int), jnp.floating)
+
+
+def partition(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
+    """The leaves to train and the others, with `None` in place of those of the other kind."""
+    if trainable is None:
+        return eqx.partition(params, is_floating)
+    return eqx.partition(params, filter_of(params, trainable))
+
+
+def filter_of(params: PyTree, trainable: Any) -> PyTree:
+    """What to train as a tree of true and false, from any way to say it."""
+    names = iter(_tree.names(params))
+    if isinstance(trainable, str):
+        trainable = [trainable]
+    if _is_prefix(trainable, params):
+        spread = jax.tree.map(lambda flag, part: jax.tree.map(lambda _: bool(flag), part), trainable, params)
+        return jax.tree.map(lambda flag, leaf: flag and is_floating(leaf), spread, params)
+    if callable(trainable):
+        takes_path = _num_arguments(trainable) == 2
+        return jax.tree.map(
+            lambda leaf: bool(trainable(next(names), leaf) if takes_path else trainable(leaf)) and is_floating(leaf),
+            params,
+        )
+    if isinstance(trainable, Mapping):
+        options = {str(path): bool(flag) for path, flag in trainable.items()}
+        check_paths(options, _tree.names(params), f"{SUBJECT}: `trainable`")
+        default = not any(options.values())
+        chosen = lambda name: default if (own := option_for(options, name)) is None else own
+        return jax.tree.map(lambda leaf: chosen(next(names)) and is_floating(leaf), params)
+    if isinstance(trainable, Iterable) and all(isinstance(path, str) for path in trainable):
+        paths = list(trainable)
+        check_paths(paths, _tree.names(params), f"{SUBJECT}: `trainable`")
+        chosen = lambda name: any(fits(path, name) for path in paths)
+        return jax.tree.map(lambda leaf: chosen(next(names)) and is_floating(leaf), params)
+    raise TypeError(
+        f"{SUBJECT} needs `trainable` to be a path such as `\"params['head']\"`, several of them, a mapping from paths "
+        "to `True` or `False`, a function of a leaf or of its path and the leaf, or a tree of `True` and `False` like "
+        f"the parameters, but got `{type(trainable).__name__}`."
+    )
+
+
+def _is_prefix(trainable: Any, params: PyTree) -> bool:
+    """Whether this is a tree of true and false that begins like the parameters."""
+    leaves = jax.tree.leaves(trainable)
+    if not leaves or not all(isinstance(leaf, bool) for leaf in leaves):
+        return False
+    try:
+        jax.tree.map(lambda flag, part: None, trainable, params)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _num_arguments(function: Callable) -> int:
+    try:
+        given = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return 1
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return sum(one.kind in kinds and one.default is one.empty for one in given)
+
+
+def check_trained(params: PyTree, trainable: Any) -> None:
+    """Refuse complex parameters that nobody said are not to be trained, and warn of what is hardly meant to be."""
+    if trainable is not None:
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = "params" + jax.tree_util.keystr(path)
+        if jnp.issubdtype(getattr(leaf, "dtype", int), jnp.complexfloating):
+            raise TypeError(
+                f"{SUBJECT} needs real parameters, but `{name}` is `{leaf.dtype}`. Train its real and imaginary part "
+                f"as two arrays, or leave it as it is with `trainable={{{name!r}: False}}`."
+            )
+    kept = [
+        "params" + jax.tree_util.keystr(path)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if is_floating(leaf) and any(str(getattr(key, "key", getattr(key, "name", ""))) in COLLECTIONS for key in path)
+    ]
+    kept += _variables(params)
+    if kept:
+        roots = sorted({_collection(name) for name in kept})
+        _text.warn(
+            f"{SUBJECT} would train {_listed(kept)}, which a model keeps besides its parameters, such as running "
+            f"averages. Leave them as they are with `trainable={{{', '.join(f'{root!r}: False' for root in roots)}}}`."
+        )
+
+
+def warn_of_unused(names: Iterable[str]) -> None:
+    """Warn of parameters that no output depends on."""
+    unused = list(names)
+    if unused:
+        _text.warn(
+            f"{SUBJECT}: no output depends on {_listed(unused)}, so they never change. If that is meant, say so with "
+            f"`trainable={{{', '.join(f'{name!r}: False' for name in unused)}}}`."
+        )
+
+
+def _variables(params: PyTree) -> list[str]:
+    """Variables of nnx that are no parameters."""
+    is_one = lambda node: type(node).__name__ in VARIABLES
+    nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_one)
+    kept = [(path, node) for path, node in nodes if is_one(node) and any(map(is_floating, jax.tree.leaves(node)))]
+    return ["params" + jax.tree_util.keystr(path) for path, _ in kept]
+
+
+def _collection(name: str) -> str:
+    """The path up to the collection."""
+    for collection in COLLECTIONS:
+        start = name.find(f"['{collection}']")
+        if start >= 0:
+            return name[: start + len(collection) + 4]
+    return name
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
