@@ -110,7 +110,7 @@ ASSEMBLIES = {
         "trainable",
     },
     "_optimiser.flax": {"conclusion"},
-    "_optimiser.optax": {"damping.constant", "natural_gradient", "step.constant"},
+    "_optimiser.optax": {"damping.constant", "natural_gradient", "step.constant", "trainable"},
     "_optimiser.step.line_search": {"step.trust_region"},
     "_optimiser.structure.ekfac": {"structure.factors"},
     "_optimiser.structure.inner_solve": {"structure.exact"},

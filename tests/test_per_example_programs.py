@@ -406,11 +406,7 @@ def masked(writer, shape, depth):
 
     def run(p, h, i):
         if kind == 0:
-            return (
-                jnp.where(jnp.arange(h.shape[-1]) < i[0], h.T, h.T[:1] * 0 + 1).T
-                if h.ndim == 1
-                else h * (i[0] > 1).astype(h.dtype)
-            )
+            return jnp.where(along(jnp.arange(h.shape[-1]) < i[0], h), h, 1.0)
         if kind == 1:
             return jax.nn.softmax(jnp.where(h > 0, h + along(p[b], h), -1e9), axis=-1)
         return jnp.where(h > 0.2, h, lax.stop_gradient(h) * along(p[b], h))
@@ -497,6 +493,12 @@ def differential_equation(writer, shape, depth):
     return run, shape
 
 
+def solved(product, v):
+    """The solution of a linear system that is known by its products."""
+    matrix = jax.jacobian(product)(v).reshape(v.size, v.size)
+    return jnp.linalg.solve(matrix, v.reshape(-1)).reshape(v.shape)
+
+
 def implicit(writer, shape, depth):
     """The solution of an equation, with the derivative of the implicit function theorem."""
     w, b, kind = writer.parameter(shape[-1], shape[-1]), writer.parameter(shape[-1]), writer.pick(4)
@@ -515,10 +517,7 @@ def implicit(writer, shape, depth):
             solver = optx.FixedPointIteration(1e-4, 1e-4)
             return optx.fixed_point(contraction, solver, h, args, adjoint=direct, max_steps=10).value
         solve = lambda f, start: lax.fori_loop(0, 12, lambda _, y: y - f(y), start)
-        dense = lambda g, y: jnp.linalg.solve(jax.jacobian(g)(y).reshape(y.size, y.size), y.reshape(-1)).reshape(
-            y.shape
-        )
-        return lax.custom_root(lambda y: difference(y, args), h, solve, dense)
+        return lax.custom_root(lambda y: difference(y, args), h, solve, solved)
 
     return run, shape
 
@@ -533,11 +532,7 @@ def linear_solve(writer, shape, depth):
         matrix = 3 * jnp.eye(width) + p[w] @ p[w].T / width + (kind % 2) * jnp.sum(h) ** 2 * jnp.eye(width)
         if kind < 2:
             product = lambda v: v @ matrix + 0.1 * p[s] ** 2 * v
-
-            dense = lambda product, v: jnp.linalg.solve(
-                jax.jacobian(product)(v).reshape(v.size, v.size), v.reshape(-1)
-            ).reshape(v.shape)
-            return lax.custom_linear_solve(product, rows, dense, transpose_solve=dense).reshape(h.shape)
+            return lax.custom_linear_solve(product, rows, solved, transpose_solve=solved).reshape(h.shape)
         operator = lx.MatrixLinearOperator(matrix)
         solve = lambda row: lx.linear_solve(operator, row, lx.AutoLinearSolver(well_posed=True)).value
         return jax.vmap(solve)(rows).reshape(h.shape)
@@ -662,7 +657,8 @@ def converted():
 
 
 RULES = (
-    *(plain_jvp, symbolic_jvp, plain_vjp, symbolic_vjp, nondifferentiated_vjp, filtered_jvp, filtered_vjp, converted),
+    *(plain_jvp, symbolic_jvp, plain_vjp, symbolic_vjp),
+    *(nondifferentiated_vjp, filtered_jvp, filtered_vjp, converted),
 )
 
 
@@ -933,6 +929,17 @@ def looked_up(p, x):
     return x + p["b"][place] + p["b"][(place + 1).astype(jnp.int32) % 3]
 
 
+def rolled(p, x):
+    """The axis that parts are joined along is a NumPy integer."""
+    return jnp.roll(x @ p["v"], 1, axis=1)
+
+
+def loop_with_checkpoints(p, x):
+    """Its backward pass cannot be transposed, for products with a vector."""
+    step = lambda c: (c[0] + 1, jnp.tanh(c[1] @ p["v"]))
+    return eqxi.while_loop(lambda c: c[0] < 2, step, (0, x), max_steps=2, kind="checkpointed")[1]
+
+
 FOUND = {
     "scanned_scalars": scanned_scalars,
     "carried_in_an_inner_loop": carried_in_an_inner_loop,
@@ -948,7 +955,14 @@ FOUND = {
     "linear_system": linear_system,
     "nothing_used": nothing_used,
     "looked_up": looked_up,
+    "rolled": rolled,
 }
+
+
+@pytest.mark.slow
+def test_products_with_a_loop_that_is_differentiated_once():
+    params = {"v": normal(2, 4, 4)}
+    assert compare(loop_with_checkpoints, params, normal(5, 3, 4), stacks=(False,), names=["matvec", "rmatvec"]) == {}
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -95,6 +95,7 @@ class Quantity(eqx.Module):
 
     __add__, __sub__ = _as_arrays(operator.add), _as_arrays(operator.sub)
     __mul__, __truediv__ = _as_arrays(operator.mul), _as_arrays(operator.truediv)
+    __eq__, __ne__ = _as_arrays(operator.eq), _as_arrays(operator.ne)
     __lt__, __le__ = _as_arrays(operator.lt), _as_arrays(operator.le)
     __gt__, __ge__ = _as_arrays(operator.gt), _as_arrays(operator.ge)
 

@@ -1,5 +1,6 @@
 """The optimiser as a transformation for optax."""
 
+import copy
 from typing import Any
 
 import jax
@@ -11,31 +12,40 @@ from natgrad._optimiser.damping.constant import ConstantDamping
 from natgrad._optimiser.momentum import NoMomentum
 from natgrad._optimiser.natural_gradient import NaturalGradient
 from natgrad._optimiser.step.constant import ConstantStep
+from natgrad._optimiser.trainable import filter_of
 
 
-def as_optax(opt: NaturalGradient, batch: Any) -> optax.GradientTransformationExtraArgs:
+def as_optax(opt: NaturalGradient, batch: Any, *, all_params: PyTree = None) -> optax.GradientTransformationExtraArgs:
     """The optimiser as a gradient transformation: `update(grads, state, params, batch=..., key=...)` returns what to
     add to the parameters. It chains with others, of which those before it change the gradient that is followed, and
     those after it the update that comes of it.
 
+    Under `optax.masked` and `optax.multi_transform`, the parameters that they pass on are trained and the others held
+    fixed. The model needs all of them: give `all_params` here and to `update`.
+
     **Arguments:**
 
     - `batch`: of the shapes of those to come: arrays, or `jax.ShapeDtypeStruct`s.
+    - `all_params`: all parameters of the model, or their shapes, where optax passes only some.
     """
 
     def update(
         updates: PyTree, state: Any, params: PyTree | None = None, *, batch: Any = None, key=None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        del extra
         if params is None or batch is None:
             raise ValueError(
                 "The natural gradient needs the parameters and the batch that the gradient is of: call "
                 "`update(grads, state, params, batch=(x, y), key=key)`."
             )
-        return opt.update(updates, state, params, batch, key)[:2]
+        call = "call `update(grads, state, params, batch=batch, all_params=params)`."
+        whole = _whole(params, extra.get("all_params"), call)
+        gradient = _whole(updates, jax.tree.map(jnp.zeros_like, whole), call)
+        changes, state, _ = _training_only(opt, params, whole).update(gradient, state, whole, batch, key)
+        return _hidden(params, changes), state
 
     def init(params: PyTree) -> Any:
-        return opt.init(params, batch)
+        whole = _whole(params, all_params, "use `as_optax(opt, batch, all_params=params)`.")
+        return _training_only(opt, params, whole).init(whole, batch)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -46,6 +56,8 @@ def scale_by_natural_gradient(
     batch: Any,
     structure: Any = None,
     damping: Any = None,
+    *,
+    all_params: PyTree = None,
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Replaces gradients $g$ by natural gradients $(G + D)^{-1}g$, as one of the transformations that `optax.chain`
@@ -53,15 +65,52 @@ def scale_by_natural_gradient(
 
     **Arguments:**
 
-    - `batch`: as for `as_optax`; others as for `NaturalGradient`. Damping is constant by default, at the mean
-      eigenvalue of the metric of the first batch.
+    - `batch`, `all_params`: as for `as_optax`; others as for `NaturalGradient`. Damping is constant by default, at the
+      mean eigenvalue of the metric of the first batch.
     """
     damping = ConstantDamping() if damping is None else damping
     opt = NaturalGradient(model, objective, structure, damping, ConstantStep(1.0), NoMomentum(), **options)
-    init, downhill = as_optax(opt, batch)
+    init, downhill = as_optax(opt, batch, all_params=all_params)
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any):
         updates, state = downhill(updates, state, params, **extra)
         return jax.tree.map(jnp.negative, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+# Under `optax.masked` a node stands in place of what is hidden, be it one leaf or many.
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
+
+
+def _whole(tree: PyTree, others: PyTree, remedy: str) -> PyTree:
+    """A tree with what `others` has in place of what is hidden."""
+    if not any(map(_is_masked, jax.tree.leaves(tree, is_leaf=_is_masked))):
+        return tree
+    if others is None:
+        raise ValueError(
+            "optax passes only some of the parameters here (`optax.masked`, `optax.multi_transform`), but the model "
+            f"needs all of them: {remedy}"
+        )
+    return jax.tree.map(lambda own, other: other if _is_masked(own) else own, tree, others, is_leaf=_is_masked)
+
+
+def _hidden(tree: PyTree, whole: PyTree) -> PyTree:
+    """A whole tree without what is hidden in another."""
+    return jax.tree.map(lambda own, other: own if _is_masked(own) else other, tree, whole, is_leaf=_is_masked)
+
+
+def _training_only(opt: NaturalGradient, params: PyTree, whole: PyTree) -> NaturalGradient:
+    """The optimiser, training only what is not hidden."""
+    if whole is params:
+        return opt
+    shown = lambda own, other: jax.tree.map(lambda _: not _is_masked(own), other)
+    flags = jax.tree.map(shown, params, whole, is_leaf=_is_masked)
+    if opt.trainable is not None:
+        flags = jax.tree.map(lambda a, b: a and b, flags, filter_of(whole, opt.trainable))
+    partial = copy.copy(opt)
+    partial.trainable = flags
+    return partial

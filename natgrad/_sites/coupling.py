@@ -36,19 +36,24 @@ def _program(batch: compat.Program, single: compat.Program, inputs: Sequence[Rel
     counts = [(len(p.jaxpr.eqns), len(p.constants), len(p.jaxpr.outvars)) for p in (batch, single)]
     if counts[0] != counts[1]:
         return ["model"] * len(ours.outvars)
-    known: dict[Any, Relation] = dict(zip(ours.invars, inputs, strict=True))
-    for variable, *values in zip(ours.constvars, batch.constants, single.constants, strict=True):
-        known[variable] = SAME if _is_same(*values) else "constant"
+    # For every variable, the one in its place in the other program: two programs may do the same and use it otherwise.
+    known: dict[Any, tuple[Any, Relation]] = {}
+    known.update(zip(ours.invars, zip(theirs.invars, inputs, strict=True), strict=True))
+    for a, b, *values in zip(ours.constvars, theirs.constvars, batch.constants, single.constants, strict=True):
+        known[a] = b, SAME if _is_same(*values) else "constant"
 
     def relation(a: Any, b: Any) -> Relation:
-        if compat.is_literal(a):
-            return SAME if compat.is_literal(b) and _is_same(a.val, b.val) else "constant"
-        return known[a]
+        if compat.is_literal(a) or compat.is_literal(b):
+            is_same = compat.is_literal(a) and compat.is_literal(b) and _is_same(a.val, b.val)
+            return SAME if is_same else "constant"
+        counterpart, related = known[a]
+        return related if counterpart is b else "model"
 
     for a, b in zip(ours.eqns, theirs.eqns, strict=True):
         if compat.name(a) != compat.name(b) or len(a.invars) != len(b.invars) or len(a.outvars) != len(b.outvars):
             return ["model"] * len(ours.outvars)
-        known.update(zip(a.outvars, _equation(a, b, list(map(relation, a.invars, b.invars))), strict=True))
+        found = _equation(a, b, list(map(relation, a.invars, b.invars)))
+        known.update(zip(a.outvars, zip(b.outvars, found, strict=True), strict=True))
     return list(map(relation, ours.outvars, theirs.outvars))
 
 

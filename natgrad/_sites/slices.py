@@ -95,7 +95,8 @@ def along_an_axis(parameter: str) -> Callable[[Step], bool]:
 
     def rule(step: Step) -> bool:
         axes = step.params[parameter]
-        axes = (axes,) if isinstance(axes, int) else tuple(axes)
+        # An axis may be a NumPy integer: `jnp.roll` joins its two parts along one (JAX 0.10.1).
+        axes = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
         same = {*step.operands, *step.results}
         return len(same) == 1 and not same & set(axes) and step.agrees()
 

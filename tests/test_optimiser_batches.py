@@ -1,0 +1,475 @@
+"""What the optimiser makes of its batches and parameters: weights of positions, padding, labels that cannot be, leaves
+that are not to be trained; and that what a step reports is true."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, ravel
+from models import normal
+from zoo import classifier, classifier_problem, integers
+
+import natgrad as ng
+from natgrad._check import check_number
+
+STRUCTURES = {
+    "kfac": ng.KFAC,
+    "reduce": lambda: ng.KFAC(sharing="reduce"),
+    "ekfac": ng.EKFAC,
+    "diagonal": ng.Diagonal,
+    "exact": ng.Exact,
+}
+# One structure that factorises and one that does not, in `make test`.
+SOME = [pytest.param(name, marks=[] if name in ("kfac", "exact") else pytest.mark.slow) for name in STRUCTURES]
+
+
+def tagger(params, x):
+    """A label for every position of a sequence, which sees its neighbour on the left."""
+    hidden = jnp.tanh(params["table"][x] @ params["w"])
+    before = jnp.pad(hidden, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    return (hidden + before) @ params["out"] + params["bias"][None, None, :]
+
+
+def sequences(length=4):
+    """Six sequences, of which the last positions are padding."""
+    params = {"table": normal(1, 7, 5), "w": normal(2, 5, 4), "out": normal(3, 4, 3), "bias": normal(4, 3)}
+    x, y = integers(5, 0, 7, 6, length), integers(6, 0, 3, 6, length)
+    lengths = np.array([4, 2, 3, 1, 4, 2])
+    mask = jnp.asarray(np.arange(length)[None, :] < lengths[:, None], float)
+    return params, x, y, mask
+
+
+def optimiser(name, objective=None, **options):
+    options = {"damping": ng.ConstantDamping(0.1), "step": ng.ConstantStep(0.5)} | options
+    return ng.NaturalGradient(
+        tagger, ng.Categorical() if objective is None else objective, STRUCTURES[name](), **options
+    )
+
+
+@functools.cache
+def compiled(name, ignored=None):
+    """One compiled step a structure, for all tests of padding."""
+    opt = optimiser(name, ng.Likelihood(ng.Categorical(), ignore_label=ignored))
+    return opt, jax.jit(opt.step)
+
+
+def one_step(name, batch, params=None, ignored=None):
+    opt, step = compiled(name, ignored)
+    params = sequences()[0] if params is None else params
+    return step(params, opt.init(params, jax.tree.map(jnp.asarray, batch)), batch)
+
+
+# Padding and weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_what_stands_in_padding_does_not_matter(name):
+    """Neither in inputs nor in targets, for loss, gradient, metric and factors."""
+    params, x, y, mask = sequences()
+    expected, _, info = one_step(name, (x, y, mask))
+    assert bool(info.accepted)
+    for token, label in ((0, 0), (6, 2), (3, 1)):
+        other = jnp.where(mask > 0, x, token), jnp.where(mask > 0, y, label), mask
+        after, _, told = one_step(name, other)
+        assert_close((after, told.loss), (expected, info.loss), rtol=1e-12)
+    # Not even NaN, which a label cannot be but a weight of zero hides.
+    hidden = jnp.where(mask > 0, y, 99)
+    assert_close(one_step(name, (x, hidden, mask))[0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_an_ignored_label_is_a_weight_of_zero(name):
+    params, x, y, mask = sequences()
+    expected, _, info = one_step(name, (x, y, mask))
+    after, _, told = one_step(name, (x, jnp.where(mask > 0, y, -100)), ignored=-100)
+    assert_close((after, told.loss), (expected, info.loss), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_weights_of_positions_that_are_equal_are_weights_of_examples(name):
+    params, x, y, _ = sequences()
+    weights = jnp.asarray([1.0, 2.0, 0.5, 0.0, 1.0, 3.0])
+    expected, _, info = one_step(name, (x, y, weights))
+    after, _, told = one_step(name, (x, y, jnp.broadcast_to(weights[:, None], x.shape)))
+    assert_close((after, told.loss), (expected, info.loss), rtol=1e-10)
+
+
+def test_losses_and_gradients_of_weighed_positions_are_those_of_their_sum():
+    """An example counts as much as its heaviest position, and the sum over positions is relative to that."""
+    params, x, y, mask = sequences()
+    weights = mask * jnp.asarray(np.random.default_rng(0).uniform(0.5, 2.0, mask.shape))
+
+    def cost(params):
+        each = -jax.vmap(jax.vmap(ng.Categorical().log_prob))(tagger(params, x), y)
+        return jnp.sum(weights * each) / jnp.sum(jnp.max(weights, axis=1))
+
+    opt = optimiser("exact", damping=ng.ConstantDamping(1e9), step=ng.ConstantStep(1.0))
+    after, _, info = opt.step(params, opt.init(params, (x, y, weights)), (x, y, weights))
+    np.testing.assert_allclose(info.loss, cost(params), rtol=1e-12)
+    gradient = jax.tree.map(lambda a, b: 1e9 * (a - b), params, after)
+    np.testing.assert_allclose(ravel(gradient), ravel(jax.grad(cost)(params)), atol=1e-6)
+
+
+def test_the_exact_metric_of_weighed_positions_is_the_hessian_of_their_divergence():
+    params, x, y, mask = sequences()
+    z0 = tagger(params, x)
+    fisher = ng.Fisher(ng.Categorical())
+
+    def divergence(params):
+        each = jax.vmap(jax.vmap(fisher.dissimilarity))(tagger(params, x), z0)
+        return jnp.sum(mask * each) / jnp.sum(jnp.max(mask, axis=1))
+
+    matrix = jax.hessian(lambda flat: divergence(jax.flatten_util.ravel_pytree(params)[1](flat)))(ravel(params))
+    after, _, _ = one_step("exact", (x, y, mask))
+    cost = lambda p: jnp.sum(mask * -jax.vmap(jax.vmap(ng.Categorical().log_prob))(tagger(p, x), y)) / 6
+    step = np.linalg.solve(matrix + 0.1 * np.eye(len(matrix)), ravel(jax.grad(cost)(params)))
+    np.testing.assert_allclose(ravel(after), ravel(params) - 0.5 * step, rtol=1e-9, atol=1e-12)
+
+
+# Targets -------------------------------------------------------------------------------------------------------------
+
+
+TARGETS = {
+    "below zero": (
+        ng.Categorical(),
+        lambda y: y.at[7].set(-1),
+        "target of example 7 is `-1`.*`Categorical` needs labels of at least 0",
+    ),
+    "too large": (ng.Categorical(), lambda y: y.at[3].set(3), "target of example 3 is `3`.*below 3.*ignore_label"),
+    "minimal": (ng.MinimalCategorical(), lambda y: y.at[2].set(4), "target of example 2 is `4`.*`MinimalCategorical`"),
+    "count": (ng.Poisson(), lambda y: jnp.ones((12, 3)).at[5, 1].set(-2.0), "example 5.*`Poisson` needs.*at least 0"),
+    "bits": (ng.Bernoulli(), lambda y: jnp.ones((12, 3)).at[5, 1].set(2.0), "example 5.*`Bernoulli` needs"),
+    "nan": (
+        ng.LeastSquares(),
+        lambda y: jnp.ones((12, 3)).at[4, 0].set(jnp.nan),
+        "example 4.*`LeastSquares` needs|1 of its 36 entries not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_that_cannot_be_are_refused(name):
+    """By `init` and `step` with place and value; by a compiled step with a result, and nothing changes."""
+    objective, change, message = TARGETS[name]
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, objective, ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    broken = x, change(y)
+    for use in (lambda: opt.init(params, broken), lambda: ng.Problem(classifier, objective, params, broken)):
+        with pytest.raises(ValueError, match=message):
+            use()
+    good = x, (y if broken[1].ndim == 1 else jnp.ones((12, 3)))
+    state = opt.init(params, good)
+    with pytest.raises(ValueError, match=message):
+        opt.step(params, state, broken)
+    after, later, info = jax.jit(opt.step)(params, state, broken)
+    assert info.result == ng.STEP_RESULTS.invalid_batch and not bool(info.accepted)
+    assert_close(after, params)
+    # A weight of zero leaves the example out.
+    weights = jnp.ones(12).at[np.array([2, 3, 4, 5, 7])].set(0.0)
+    assert bool(opt.step(params, state, (*broken, weights))[2].accepted)
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+def test_weights_that_cannot_be_are_refused(weight):
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    weights = jnp.ones(12).at[2].set(weight)
+    with pytest.raises(ValueError, match="the weight of example 2 is .*finite and not negative"):
+        opt.init(params, (x, y, weights))
+    _, _, info = jax.jit(opt.step)(params, opt.init(params, (x, y)), (x, y, weights))
+    assert info.result == ng.STEP_RESULTS.invalid_batch
+
+
+def test_a_column_of_labels_is_a_list_of_labels():
+    params, (x, y) = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    ends = [opt.step(params, opt.init(params, (x, own)), (x, own)) for own in (y, y[:, None])]
+    assert_close(ends[0][0], ends[1][0], rtol=1e-12)
+    with pytest.raises(ValueError, match="target of shape \\(\\) for the output of one example, but got \\(2,\\)"):
+        opt.init(params, (x, jnp.stack([y, y], axis=1)))
+
+
+def test_a_log_probability_of_an_impossible_label_is_not_that_of_another():
+    with pytest.raises(ValueError, match="labels"):
+        ng.Categorical().log_prob(jnp.zeros(3), -1)
+    assert np.isnan(ng.Likelihood(ng.Categorical()).loss(jnp.zeros(3), jnp.asarray(-1)))
+
+
+def test_only_labels_can_be_ignored():
+    with pytest.raises(ValueError, match="`Likelihood` can ignore a label of families of labels.*`Poisson` has none"):
+        ng.Likelihood(ng.Poisson(), ignore_label=-1)
+
+
+# Parameters ----------------------------------------------------------------------------------------------------------
+
+
+TRAINABLE = {
+    "path": "params['second']",
+    "paths": ["params['second']['w']", "params['second']['b']"],
+    "mapping": {"params['first']": False},
+    "chosen": {"params['second']": True},
+    "function of the leaf": lambda leaf: leaf.shape[-1] == 3,
+    "function of path and leaf": lambda path, leaf: path.startswith("params['second']"),
+    "tree": {"first": False, "second": True},
+    "whole tree": {"first": {"w": False, "b": False}, "second": {"w": True, "b": True}},
+}
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_ways_to_say_what_is_trained(name):
+    params, batch = classifier_problem()
+    opt = ng.NaturalGradient(
+        classifier,
+        ng.Categorical(),
+        ng.Diagonal(),
+        ng.ConstantDamping(0.1),
+        ng.ConstantStep(),
+        trainable=TRAINABLE[name],
+    )
+    after, _, _ = opt.step(params, opt.init(params, batch), batch)
+    assert_close(after["first"], params["first"])
+    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), after["second"], params["second"])
+    assert all(jax.tree.leaves(moved))
+
+
+def test_what_is_said_of_trainable_parameters_must_make_sense():
+    params, batch = classifier_problem()
+    start = lambda trainable: ng.NaturalGradient(classifier, ng.Categorical(), trainable=trainable).init(params, batch)
+    with pytest.raises(ValueError, match="no parameter at `params\\['third'\\]`"):
+        start("params['third']")
+    with pytest.raises(TypeError, match="`trainable` to be a path such as.*but got `int`"):
+        start(3)
+
+
+def test_complex_parameters_are_refused_unless_they_are_not_trained():
+    params, batch = classifier_problem()
+    given = {**params, "phase": jnp.ones(2, complex)}
+    model = lambda params, x: classifier(params, x) * jnp.sum(jnp.abs(params["phase"]))
+    with pytest.raises(
+        TypeError, match="`params\\['phase'\\]` is `complex128`.*trainable={\"params\\['phase'\\]\": False}"
+    ):
+        ng.NaturalGradient(model, ng.Categorical()).init(given, batch)
+    opt = ng.NaturalGradient(
+        model, ng.Categorical(), ng.Diagonal(), step=ng.ConstantStep(0.1), trainable={"params['phase']": False}
+    )
+    after, _, _ = opt.step(given, opt.init(given, batch), batch)
+    assert_close(after["phase"], given["phase"])
+
+
+def test_statistics_that_a_model_keeps_are_not_trained_without_a_word():
+    params, batch = classifier_problem()
+    given = {"params": params, "batch_stats": {"mean": jnp.zeros(2)}}
+    model = lambda given, x: classifier(given["params"], x) + jnp.sum(given["batch_stats"]["mean"])
+    start = lambda **options: ng.NaturalGradient(model, ng.Categorical(), ng.Diagonal(), **options).init(given, batch)
+    remedy = "trainable={\"params\\['batch_stats'\\]\": False}"
+    with pytest.warns(UserWarning, match=f"would train `params\\['batch_stats'\\]\\['mean'\\]`.*{remedy}"):
+        start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(trainable={"params['batch_stats']": False})
+
+
+def test_parameters_that_no_output_depends_on_are_named():
+    params, batch = classifier_problem()
+    given = {**params, "spare": jnp.ones(3)}
+    stopped = lambda params, x: classifier(params, x) + jax.lax.stop_gradient(jnp.sum(params["spare"]))
+    for model in (classifier, stopped):
+        with pytest.warns(UserWarning, match="no output depends on `params\\['spare'\\]`.*trainable="):
+            ng.NaturalGradient(model, ng.Categorical(), ng.Diagonal()).init(given, batch)
+
+
+# What a step reports -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_healthy_steps_pass_under_debug_nans(name):
+    params, batch = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), STRUCTURES[name]())
+    state = opt.init(params, batch)
+    step = jax.jit(opt.step)
+    with jax.debug_nans(True):
+        for number in range(6):
+            params, state, info = step(params, state, batch, jax.random.key(number))
+            assert -1 <= float(info.cosine) <= 1
+    assert not bool(info.divergence.is_known) and np.isnan(float(info.divergence))
+    assert repr(info.divergence) == "Quantity(not measured)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [ng.KLClip, ng.CrossValidated, ng.TrustRegion, ng.GridLineSearch, ng.ArmijoLineSearch])
+def test_step_rules_pass_under_debug_nans(step):
+    params, batch = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), step=step())
+    state = opt.init(params, batch)
+    with jax.debug_nans(True):
+        for number in range(3):
+            params, state, _ = jax.jit(opt.step)(params, state, batch, jax.random.key(number))
+
+
+def test_the_loss_of_a_step_is_that_of_the_model_on_its_batch():
+    """Also of one that couples examples, where nothing is concrete before the step, or nothing is checked."""
+    params, (x, y) = classifier_problem()
+    coupled = lambda params, x: classifier(params, x - jnp.mean(x, axis=0, keepdims=True))
+    true = -jnp.mean(jax.vmap(ng.Categorical().log_prob)(coupled(params, x), y))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (x, y))
+    for check in (True, False):
+        opt = ng.NaturalGradient(coupled, ng.Categorical(), ng.Diagonal(), step=ng.ConstantStep(0.1), check=check)
+        after, _, info = jax.jit(opt.step)(params, opt.init(params, shapes), (x, y))
+        np.testing.assert_allclose(info.loss, true, rtol=1e-12)
+        assert (info.result == ng.STEP_RESULTS.coupled) == check and bool(info.accepted) == (not check)
+        if check:
+            assert_close(after, params)
+
+
+STEPS = {"default": None, "constant": ng.ConstantStep(0.5), "clip": ng.KLClip(), "validated": ng.CrossValidated()}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "default" else pytest.mark.slow) for n in STEPS])
+def test_steps_can_be_differentiated(name):
+    """The gradient of a result of two steps, against finite differences."""
+    params, batch = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), step=STEPS[name])
+    start = opt.init(params, batch)
+
+    @jax.jit
+    def ends(scale):
+        now, state = jax.tree.map(lambda leaf: scale * leaf, params), start
+        for _ in range(2):
+            now, state, _ = opt.step(now, state, batch)
+        return jnp.sum(ravel(now) ** 2)
+
+    found, gap = jax.grad(ends)(1.0), 1e-5
+    np.testing.assert_allclose(found, (ends(1 + gap) - ends(1 - gap)) / (2 * gap), rtol=1e-6)
+
+
+# With other libraries ------------------------------------------------------------------------------------------------
+
+
+def transformation(batch, **options):
+    parts = ng.Diagonal(), ng.ConstantDamping(0.1)
+    return ng.scale_by_natural_gradient(classifier, ng.Categorical(), batch, *parts, **options)
+
+
+def loss_gradient(params, batch):
+    return jax.grad(lambda p: -jnp.mean(jax.vmap(ng.Categorical().log_prob)(classifier(p, batch[0]), batch[1])))(params)
+
+
+@pytest.mark.parametrize("kind", ["masked", "multi_transform"])
+def test_parts_of_the_parameters_by_optax(kind):
+    """The second layer by natural gradients, given the first, which another transformation takes or nobody."""
+    params, batch = classifier_problem()
+    labels = {"first": "plain", "second": "natural"}
+    natural = transformation(batch, all_params=params)
+    if kind == "masked":
+        whole = optax.masked(natural, {"first": False, "second": True})
+    else:
+        whole = optax.multi_transform({"natural": natural, "plain": optax.set_to_zero()}, labels)
+    gradient = loss_gradient(params, batch)
+    updates, _ = whole.update(gradient, whole.init(params), params, batch=batch, all_params=params)
+    only = ng.scale_by_natural_gradient(
+        lambda own, x: classifier({**params, **own}, x),
+        ng.Categorical(),
+        batch,
+        ng.Diagonal(),
+        ng.ConstantDamping(0.1),
+    )
+    own = {"second": params["second"]}
+    expected, _ = only.update({"second": gradient["second"]}, only.init(own), own, batch=batch)
+    assert_close(updates["second"], expected["second"], rtol=1e-10)
+    # `masked` passes on what it leaves out, and `set_to_zero` does not.
+    others = gradient["first"] if kind == "masked" else jax.tree.map(jnp.zeros_like, gradient["first"])
+    assert_close(updates["first"], others)
+
+
+def test_parameters_that_optax_leaves_out_have_to_be_given():
+    params, batch = classifier_problem()
+    mask = {"first": False, "second": True}
+    message = "only some of the parameters.*`as_optax\\(opt, batch, all_params=params\\)`"
+    with pytest.raises(ValueError, match=message):
+        optax.masked(transformation(batch), mask).init(params)
+    masked = optax.masked(transformation(batch, all_params=params), mask)
+    with pytest.raises(ValueError, match="`update\\(grads, state, params, batch=batch, all_params=params\\)`"):
+        masked.update(params, masked.init(params), params, batch=batch)
+
+
+def test_states_are_written_and_read_by_flax():
+    from flax import serialization
+
+    params, batch = classifier_problem()
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), step=ng.ConstantStep(0.1))
+    start = opt.init(params, batch)
+    after, state, _ = opt.step(params, start, batch)
+    read = serialization.from_bytes(start, serialization.to_bytes(state))
+    assert jax.tree.structure(read) == jax.tree.structure(state)
+    assert_close(jax.tree.leaves(read), jax.tree.leaves(state))
+    other = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), step=ng.ConstantStep(0.1)).init(params, batch)
+    with pytest.raises(ValueError, match="state of another optimiser"):
+        serialization.from_bytes(other, serialization.to_bytes(state))
+
+
+def test_weight_decay_by_path_and_by_schedule():
+    params, batch = classifier_problem()
+    build = lambda **options: ng.NaturalGradient(
+        classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), ng.ConstantStep(0.5), **options
+    )
+    step = lambda opt: opt.step(params, opt.init(params, batch), batch)[0]
+    plain, decayed = step(build()), step(build(weight_decay={"params['first']": 0.2}))
+    assert_close(decayed["second"], plain["second"])
+    expected = jax.tree.map(lambda after, before: after - 0.5 * 0.2 * before, plain["first"], params["first"])
+    assert_close(decayed["first"], expected, rtol=1e-10)
+    scheduled = step(build(weight_decay=optax.exponential_decay(0.2, 10, 0.5)))
+    assert_close(scheduled["first"], expected, rtol=1e-10)
+    with pytest.raises(ValueError, match="`weight_decay`: there is no parameter at `third`"):
+        step(build(weight_decay={"third": 0.1}))
+
+
+SCHEDULED = {
+    "initial": lambda s: ng.LevenbergMarquardt(initial=s),
+    "decay": lambda s: ng.Spring(s),
+    "patience": lambda s: ng.CrossValidated(patience=s),
+    "part": lambda s: ng.KFAC(part=s),
+    "scale": lambda s: ng.ConstantDamping(scale=s),
+    "l2": lambda s: ng.NaturalGradient(classifier, ng.Categorical(), l2=s),
+    "first size": lambda s: ng.ArmijoLineSearch(initial=s),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_schedules_that_would_be_ignored_are_refused(name):
+    # Where an argument is annotated, types that are checked at run time refuse it before the class does.
+    message = "a schedule is not possible here, since it would be read once|Type-check error"
+    with pytest.raises(TypeError, match=message):
+        SCHEDULED[name](optax.constant_schedule(0.1))
+
+
+def test_numbers_are_checked():
+    with pytest.raises(TypeError, match="`A` needs `b` to be a number above 0, but got a function: a schedule is not"):
+        check_number(optax.constant_schedule(0.1), "`b`", "`A`", above=0)
+    with pytest.raises(TypeError, match="`A` needs `b` to be a number, but got `str`"):
+        check_number("0.1", "`b`", "`A`")
+    with pytest.raises(TypeError, match="or a schedule, but got `ndarray`"):
+        check_number(np.ones(2), "`b`", "`A`", schedules=True)
+    check_number(optax.constant_schedule(0.1), "`b`", "`A`", schedules=True)
+
+
+# Look-up tables ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_rows_that_are_never_read_do_not_dilute_the_damping(name):
+    """Damping starts from the mean over the entries that some example reads."""
+    model = lambda params, x: jnp.tanh(params["table"][x]) @ params["out"]
+    small = {"table": normal(1, 8, 4), "out": normal(2, 4, 3)}
+    large = {"table": jnp.concatenate([small["table"], normal(3, 500, 4)]), "out": small["out"]}
+    batch = jnp.arange(8), integers(4, 0, 3, 8)
+    dampings = []
+    for params in (small, large):
+        opt = ng.NaturalGradient(model, ng.Categorical(), STRUCTURES[name]())
+        _, _, info = opt.step(params, opt.init(params, batch), batch)
+        dampings.append(float(info.damping))
+    # A structure that draws a sample draws another one for another shape.
+    np.testing.assert_allclose(dampings[1], dampings[0], rtol=0.5 if name == "exact" else 1e-6)
