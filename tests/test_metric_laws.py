@@ -191,3 +191,47 @@ def test_product_costs_about_a_gradient():
     gradient = flops(lambda p: jax.vjp(lambda p: model(p, x), p)[1](cotangent)[0], params)
     product = flops(lambda m, v: m.mv(v), metric, params)
     assert product / gradient < 1.3
+
+
+WITH_AUX = {
+    "pullback": lambda model, case, **options: ng.pullback(
+        model, case.geometry, case.params, case.x, **options
+    ).trace(),
+    "gauss_newton": lambda model, case, **options: ng.gauss_newton(
+        model, case.loss, case.params, case.x, case.y, **options
+    ).trace(),
+    "empirical_fisher": lambda model, case, **options: ng.empirical_fisher(
+        model, case.loss, case.params, case.x, case.y, **options
+    ).trace(),
+    "gradient_covariance": lambda model, case, **options: ng.gradient_covariance(
+        model, case.loss, case.params, case.x, case.y, **options
+    ).trace(),
+    "diagonal": lambda model, case, **options: (
+        ng.diagonal(model, case.geometry, case.params, case.x, **options).entries
+    ),
+    "kfac": lambda model, case, **options: ng.kfac(model, case.geometry, case.params, case.x, **options).trace(),
+    "ekfac": lambda model, case, **options: ng.ekfac(model, case.geometry, case.params, case.x, **options).trace(),
+    "gram": lambda model, case, **options: ng.gram(model, case.geometry, case.params, case.x, **options),
+    "per_example": lambda model, case, **options: ng.per_example(
+        model, case.params, case.x, jnp.cos, **options
+    ).squared_sum(),
+    "natural_gradient": lambda model, case, **options: ng.natural_gradient(
+        model, case.geometry, case.params, case.x, case.params, damping=0.1, **options
+    ),
+    "function_distance": lambda model, case, **options: ng.function_distance(
+        model, case.geometry, case.params, jax.tree.map(lambda leaf: 1.1 * leaf, case.params), case.x, **options
+    ),
+    "FunctionSpace": lambda model, case, **options: (
+        ng.FunctionSpace(model, case.geometry, case.x, **options).metric(case.params).trace()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_AUX)
+def test_auxiliary_outputs_do_not_count(name):
+    case = MODELS["dense"]()
+    with_aux = lambda params, x: (case.model(params, x), {"length": jnp.sum(x**2), "params": params["w"]})
+    compute = WITH_AUX[name]
+    assert_close(compute(with_aux, case, has_aux=True), compute(case.model, case))
+    with pytest.raises(TypeError, match="`has_aux=True` needs a model that returns a pair"):
+        compute(case.model, case, has_aux=True)
