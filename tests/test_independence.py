@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import diffrax
 import equinox.internal as eqxi
 import hypothesis
 import jax
@@ -18,6 +17,11 @@ from test_per_example_programs import NUM_ROWS, Writer, symbolic_jvp
 from zoo import integers
 
 import natgrad as ng
+
+try:
+    import diffrax
+except ModuleNotFoundError:  # It is not in the environments of the oldest and the newest JAX.
+    diffrax: Any = None
 from natgrad._sites.trace import trace_example
 
 COUNT = 4
@@ -383,6 +387,7 @@ def test_coupled_examples_are_refused(name):
     refusals(around(COUPLED[name]), plain_params(), normal(3, COUNT, 3), "couples examples")
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("name", COUPLED)
 def test_coupling_is_seen_in_the_program(name):
     """A claim that nothing is coupled needs no run to be wrong."""
@@ -396,6 +401,7 @@ SEEN = (
 )
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("name", SEEN)
 def test_independence_is_seen_in_the_program(name):
     assert trace_example(around(INDEPENDENT[name]), plain_params(), normal(3, COUNT, 3), 0, "").coupling == ""
@@ -463,6 +469,17 @@ def test_hard_coded_batch_sizes_are_refused(size):
         normal(3, COUNT, 3),
         "fails on a batch of one example.*hard-coded batch size",
     )
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+def test_coupling_in_a_small_output_next_to_a_large_one_is_refused():
+    def model(w, x):
+        hidden = x @ w
+        return jnp.stack([1e3 * hidden[:, 0], hidden[:, 1] - 0.1 * jnp.mean(hidden[:, 1])], axis=1)
+
+    with pytest.raises(ValueError, match="couples examples"):
+        ng.per_example(model, normal(1, 3, 2), normal(2, 8, 3), jnp.ones((8, 2)))
 
 
 @pytest.mark.users_defaults
