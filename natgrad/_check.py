@@ -86,7 +86,12 @@ def integer_array(value: Any, subject: str) -> Array:
             f"{subject} must be integer labels, but got `{dtype or type(value).__name__}`. "
             "Convert one-hot rows with `jnp.argmax(x, axis=-1)`."
         )
-    return jnp.asarray(value)
+    return wide_integers(jnp.asarray(value))
+
+
+def wide_integers(x: Array) -> Array:
+    """Integers of at least 32 bits: next to narrower ones, a number of classes such as 256 would wrap around."""
+    return x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
 
 
 def aligned(y: Any, shape: tuple[int, ...], subject: str) -> Array:

@@ -109,6 +109,7 @@ def check_outputs(z: PyTree, count: int, subject: str) -> None:
             raise ValueError(
                 f"{subject}: the output of the model must have the {count} examples of `x` along its leading axis, but "
                 f"its shape is {leaf.shape}. Check for a `squeeze`, a sum over the batch or a missing `jax.vmap`."
+                + (" A model that returns `(z, aux)` needs `has_aux=True`." if isinstance(z, tuple) else "")
             )
 
 

@@ -253,8 +253,8 @@ def test_clipped_steps_move_no_further_than_the_radius():
     tight, _, info = one_step(make(1e-3), params, (x, y))
     change, whole = ravel(tight) - ravel(params), ravel(free) - ravel(params)
     gradient = ravel(jax.grad(loss)(params, x, y))
-    assert -info.step_size * (gradient @ change) / 2 <= 1e-3 * (1 + 1e-6)
-    np.testing.assert_allclose(info.predicted_divergence, 1e-3, rtol=1e-6)
+    # Half the squared length of the whole step is half its product with the gradient.
+    np.testing.assert_allclose(-info.step_size * (gradient @ change) / 2, 1e-3, rtol=1e-6)
     np.testing.assert_allclose(change, info.step_size * whole, rtol=1e-8)
 
 
@@ -281,7 +281,9 @@ def test_steps_are_as_long_as_new_batches_agree():
             size = min(max(mean(cosines), 0) * own, np.sqrt(2 * radius)) / length if cosines else 0.0
             after, state, info = step(w, state, batch)
             np.testing.assert_allclose(info.step_size, size, rtol=1e-7)
-            np.testing.assert_allclose(info.predicted_divergence, (size * length) ** 2 / 2, rtol=1e-7)
+            taken = size * mean(directions)
+            moved = taken @ matrix @ taken - 0.1 * taken @ taken
+            np.testing.assert_allclose(info.predicted_divergence, moved / 2, rtol=1e-7, atol=1e-15)
             np.testing.assert_allclose(ravel(after) - ravel(w), -size * mean(directions), rtol=1e-7, atol=1e-12)
             w = after
         assert 0 < size < 1

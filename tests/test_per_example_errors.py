@@ -199,3 +199,18 @@ def test_errors_name_the_first_line_of_what_failed():
     with pytest.raises(ValueError, match=r"fails on a batch of one example \(the sampler needs two rows\)") as caught:
         ng.per_example(model, W, X, U)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.float32
+@pytest.mark.users_defaults
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_gradients_of_any_size_pass(scale):
+    """Their squares are no single-precision numbers."""
+    model = lambda w, x: scale * jnp.sin(x @ w)
+    ng.per_example(model, jnp.ones((3, 2)), jnp.arange(12.0).reshape(4, 3), jnp.ones((4, 2)))
+
+
+def test_a_forgotten_has_aux_is_suggested():
+    model = lambda w, x: (x @ w, jnp.sum(x))
+    with pytest.raises(ValueError, match="returns `\\(z, aux\\)` needs `has_aux=True`"):
+        ng.pullback(model, ng.Euclidean(), jnp.ones((3, 2)), jnp.ones((4, 3)))

@@ -61,7 +61,11 @@ class RunningAverage(eqx.Module):
         """The average so far. Before the first update there is none, and concrete states are refused."""
         if is_concrete(state.weight) and float(state.weight) == 0:
             raise ValueError("`RunningAverage.value` needs at least one `update`: an average of nothing has no value.")
-        return _tree.scale(1 / state.weight, state.total)
+        return self._value(state)
+
+    def _value(self, state: RunningState) -> PyTree:
+        """The average so far; before the first update, zeros."""
+        return _tree.scale(jnp.where(state.weight > 0, 1 / jnp.maximum(state.weight, 1e-30), 0.0), state.total)
 
 
 def _arrays(tree: PyTree) -> PyTree:

@@ -73,8 +73,10 @@ def _shares(
 ) -> tuple[Float[Array, " matrices"], Float[Array, " matrices"]]:
     """What every matrix is multiplied by, and what is added to its diagonal."""
     counts = [math.prod(stack.shape[:-2]) for stack in stacks]
-    rows = np.bincount(where.factor, np.repeat([stack.shape[-1] for stack in stacks], counts)).astype(traces.dtype)
-    means = where.summed(traces) / rows
+    sizes = np.repeat([stack.shape[-1] for stack in stacks], counts).astype(traces.dtype)
+    # In a diagonal factor, rows of a table that no example reads do not count, however many they are.
+    rows = where.summed(jnp.where(traces > 0, sizes, 0.0))
+    means = where.summed(traces) / jnp.maximum(rows, 1.0)
     others = means[where.other]
     own = damping[where.block].astype(means.dtype)
     is_product = where.other != np.arange(len(where.other))

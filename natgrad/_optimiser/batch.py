@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from natgrad import _tree
 from natgrad._model import num_examples
 from natgrad._optimiser.objective import AbstractObjective
 from natgrad._types import Output, Scalar
@@ -103,7 +104,9 @@ def _counted(batch: Batch, objective: AbstractObjective) -> Weights | None:
     weights = batch.weights
     if weights is not None:
         weights = jnp.asarray(weights)
-        weights = weights if jnp.issubdtype(weights.dtype, jnp.floating) else weights.astype(float)
+        weights = (
+            _tree.at_least_float32(weights) if jnp.issubdtype(weights.dtype, jnp.floating) else weights.astype(float)
+        )
     counted = None if batch.y is None else objective.counted(batch.y)
     if counted is None:
         return weights
@@ -131,9 +134,16 @@ def check_weights(weights: Array, z: Output, y: PyTree = None) -> None:
         )
 
 
-def harmless(leaf: Any) -> Any:
-    """A target that no family refuses, to stand where none counts."""
-    return 0.5 if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating) else 0
+def with_counted(weights: Array, tree: PyTree) -> PyTree:
+    """Arrays that have the axes of the weights in front, with an entry that counts in place of those that do not: it is
+    inside the domain of any loss."""
+    most = jnp.argmax(weights)
+
+    def filled(leaf: Array) -> Array:
+        flat = leaf.reshape(weights.size, *leaf.shape[weights.ndim :])
+        return jnp.where(spread(weights > 0, leaf), leaf, jax.lax.stop_gradient(flat[most]))
+
+    return jax.tree.map(lambda leaf: filled(jnp.asarray(leaf)), tree)
 
 
 def spread(weights: Array, like: Any) -> Array:

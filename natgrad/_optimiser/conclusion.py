@@ -83,7 +83,7 @@ def conclude(
     before = tuple(jnp.where(is_new, a, b) for a, b in zip(now, state.before, strict=True))
 
     remembered = lambda new, shorter, old: jnp.where(is_accepted, new, jnp.where(soundness.is_usable, shorter, old))
-    quantity = lambda value: Quantity.of(value, context.loss.dtype)
+    quantity = lambda value: Quantity.of(value, context.loss.dtype).known_if(soundness.is_usable)
     loss_after = quantity(proposal.loss_after)
     info = Info(
         loss=context.loss,

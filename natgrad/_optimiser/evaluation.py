@@ -99,6 +99,12 @@ class Evaluation(NamedTuple):
         found = [jnp.any(part.are_coupled) for part in self.parts if part.are_coupled is not None]
         return jnp.any(jnp.stack(found)) if found else jnp.array(False)
 
+    def has_weight(self, problem: Sequence[Bound]) -> Bool[Array, ""]:
+        """Whether something counts in the part of every batch in which something counts."""
+        pairs = zip(problem, self.parts, strict=True)
+        totals = [(jnp.asarray(whole.batch.total), jnp.asarray(part.bound.batch.total)) for whole, part in pairs]
+        return jnp.all(jnp.stack([(part > 0) | ~(whole > 0) for whole, part in totals]))
+
     def is_valid(self, problem: Sequence[Bound]) -> Bool[Array, ""]:
         """Whether all targets of the batches are such that the objectives can have them."""
         like = lambda z, count: jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype), z)

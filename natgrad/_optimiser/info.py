@@ -48,8 +48,9 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
     )
     invalid_batch = (
         "A target is not one that the objective can have (a label below 0 or not below the number of classes, NaN), or "
-        "a weight is negative or not finite, or all are zero, so the step was not taken. Call `opt.step` outside `jit` "
-        "to see which example it is. A weight of zero, or `Likelihood(family, ignore_label=...)`, leaves examples out."
+        "a weight is negative or not finite, or all are zero (also in the `part` that the metric is measured on), so "
+        "the step was not taken. Call `opt.step` outside `jit` to see which example it is. A weight of zero, or "
+        "`Likelihood(family, ignore_label=...)`, leaves examples out."
     )
 
 
@@ -74,6 +75,10 @@ class Quantity(eqx.Module):
         if isinstance(value, cls):
             return cls(value.value.astype(dtype), value.is_known)
         return cls(jnp.where(is_known, jnp.asarray(value, dtype), 0.0), jnp.asarray(is_known))
+
+    def known_if(self, condition: Bool[Array, ""]) -> "Quantity":
+        """The same number, or an unknown one."""
+        return Quantity.of(self.value, self.value.dtype, self.is_known & condition)
 
     def __float__(self) -> float:
         return float(self.value) if bool(self.is_known) else math.nan
@@ -101,7 +106,8 @@ class Quantity(eqx.Module):
 
 
 class Info(NamedTuple):
-    r"""What happened in a step. A `Quantity` says whether it was computed: the chosen parts decide.
+    r"""What happened in a step. A `Quantity` says whether it was computed: the chosen parts decide. Of a step that was
+    not `accepted`, numbers such as `loss_after` are those of the step that was proposed.
 
     - `loss`: before the step, over the whole batch, penalties included; `loss_after` it.
     - `damping`: the strength that was used.

@@ -1,6 +1,6 @@
 """The optimiser: a problem, a structure for its metric, damping, a step rule and momentum, put together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -31,7 +31,7 @@ from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot, s
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Moment
 from natgrad._optimiser.structure.kfac import KFAC
-from natgrad._optimiser.trainable import check_trained, partition, warn_of_unused
+from natgrad._optimiser.trainable import check_trained, is_floating, partition, warn_of_unused
 from natgrad._per_example.probe import probe
 from natgrad._sites.routes import uses_of
 from natgrad._sites.trace import trace_example
@@ -103,7 +103,7 @@ class NaturalGradient:
         )
         self.l2 = numbers_by_path(l2, "l2", "`NaturalGradient`")
         self.weight_decay = numbers_by_path(weight_decay, "weight_decay", "`NaturalGradient`", schedules=True)
-        self.trainable = trainable
+        self.trainable = list(trainable) if isinstance(trainable, Iterator) else trainable
         self.micro_batches, self.max_rejections, self.check = micro_batches, max_rejections, check
         check_together(
             self.structure,
@@ -149,13 +149,14 @@ class NaturalGradient:
         self, gradient: PyTree, state: State, params: PyTree, batch: Any, key: Key | None = None
     ) -> tuple[PyTree, State, Info]:
         """As `step`, for a gradient that is given (before `l2` is added to it) instead of that of the problem. Returns
-        what to add to the parameters in place of new ones; leaves that are not trained stay as they are in
-        `gradient`."""
+        what to add to the parameters in place of new ones, which is zero for parameters that are not trained."""
         trained, fixed = self._partition(params)
+        refuse_invalid(self._bind(fixed, batch), trained, "`NaturalGradient`")
         own, others = eqx.partition(gradient, jax.tree.map(lambda leaf: leaf is not None, trained, is_leaf=_is_none))
         before, after, state, info = self._advance(trained, fixed, own, state, batch, key)
         # What others in a chain make of an update is theirs, so there is no going back here.
         change = jnp.where(info.accepted, after - before, 0.0)
+        others = jax.tree.map(lambda leaf: jnp.zeros_like(leaf) if is_floating(leaf) else leaf, others)
         return eqx.combine(_tree.flatten(trained)[1](change), others), state, info
 
     def report(self, state: State) -> StructureReport:
@@ -190,7 +191,7 @@ class NaturalGradient:
         plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
         loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
         is_finite = jnp.isfinite(loss) & jnp.isfinite(dot(g, g))
-        is_valid = evaluation.is_valid(problem) & has_weight(problem)
+        is_valid = evaluation.is_valid(problem) & has_weight(problem) & evaluation.has_weight(problem)
         soundness = Soundness(is_finite, is_valid, evaluation.is_coupled())
         is_suspicious = state.history.is_suspicious(loss) & ~state.was_rejected & soundness.is_usable
         is_good = soundness.is_sound & ~is_suspicious

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._check import Requirement, aligned
+from natgrad._check import Requirement, aligned, wide_integers
 from natgrad._family.base import AbstractFamily
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.euclidean import Euclidean
@@ -128,7 +128,7 @@ class Likelihood(AbstractObjective):
     def counted(self, y):
         if self.ignore_label is None:
             return None
-        labels = jnp.asarray(y)
+        labels = wide_integers(jnp.asarray(y))
         # A column of labels has no positions.
         while labels.ndim > 1 and labels.shape[-1] == 1:
             labels = labels[..., 0]

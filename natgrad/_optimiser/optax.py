@@ -3,12 +3,14 @@
 import copy
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
 from natgrad._optimiser.damping.constant import ConstantDamping
+from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.momentum import NoMomentum
 from natgrad._optimiser.natural_gradient import NaturalGradient
 from natgrad._optimiser.step.constant import ConstantStep
@@ -18,7 +20,7 @@ from natgrad._optimiser.trainable import filter_of
 def as_optax(opt: NaturalGradient, batch: Any, *, all_params: PyTree = None) -> optax.GradientTransformationExtraArgs:
     """The optimiser as a gradient transformation: `update(grads, state, params, batch=..., key=...)` returns what to
     add to the parameters. It chains with others, of which those before it change the gradient that is followed, and
-    those after it the update that comes of it.
+    those after it the update that comes of it. Invalid batches and coupled examples raise, also under `jit`.
 
     Under `optax.masked` and `optax.multi_transform`, the parameters that they pass on are trained and the others held
     fixed. The model needs all of them: give `all_params` here and to `update`.
@@ -40,7 +42,10 @@ def as_optax(opt: NaturalGradient, batch: Any, *, all_params: PyTree = None) -> 
         call = "call `update(grads, state, params, batch=batch, all_params=params)`."
         whole = _whole(params, extra.get("all_params"), call)
         gradient = _whole(updates, jax.tree.map(jnp.zeros_like, whole), call)
-        changes, state, _ = _training_only(opt, params, whole).update(gradient, state, whole, batch, key)
+        changes, state, info = _training_only(opt, params, whole).update(gradient, state, whole, batch, key)
+        # There is no `info` here to say so.
+        for result in (STEP_RESULTS.invalid_batch, STEP_RESULTS.coupled):
+            changes = eqx.error_if(changes, info.result == result, STEP_RESULTS[result])
         return _hidden(params, changes), state
 
     def init(params: PyTree) -> Any:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from natgrad import _tree
 from natgrad._check import are_met, is_concrete, show
 from natgrad._model import of_params, without_aux
-from natgrad._optimiser.batch import Batch, as_batch, check_weights, harmless, inverse_or_zero, spread
+from natgrad._optimiser.batch import Batch, as_batch, check_weights, inverse_or_zero, spread, with_counted
 from natgrad._optimiser.objective import AbstractObjective, as_objective
 from natgrad._types import Output, Scalar
 
@@ -83,9 +83,7 @@ class Bound(NamedTuple):
             return _numbers(jax.vmap(function)(z, other), 1)
         check_weights(weights, z, self.batch.y)
         is_counted = weights > 0
-        inside = lambda leaf, fill: jnp.where(spread(is_counted, leaf), leaf, jnp.asarray(fill, leaf.dtype))
-        z = jax.tree.map(lambda leaf: inside(leaf, 0), z)
-        other = jax.tree.map(lambda leaf: inside(jnp.asarray(leaf), harmless(leaf)), other)
+        z, other = with_counted(weights, (z, other))
         for _ in range(weights.ndim):
             function = jax.vmap(function)
         each = _numbers(function(z, other), weights.ndim)

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from natgrad import _text, _tree
@@ -32,29 +33,33 @@ def partition(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
 
 def filter_of(params: PyTree, trainable: Any) -> PyTree:
     """What to train as a tree of true and false, from any way to say it."""
+    flags = _flags(params, trainable)
+    for (path, leaf), flag in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(flags), strict=True):
+        if flag and _is_complex(leaf):
+            _refuse_complex(path, leaf)
+    return jax.tree.map(lambda flag, leaf: flag and is_floating(leaf), flags, params)
+
+
+def _flags(params: PyTree, trainable: Any) -> PyTree:
+    """Whether each leaf is meant, be it a parameter or not."""
     names = iter(_tree.names(params))
     if isinstance(trainable, str):
         trainable = [trainable]
     if _is_prefix(trainable, params):
-        spread = jax.tree.map(lambda flag, part: jax.tree.map(lambda _: bool(flag), part), trainable, params)
-        return jax.tree.map(lambda flag, leaf: flag and is_floating(leaf), spread, params)
+        return jax.tree.map(lambda flag, part: jax.tree.map(lambda _: bool(flag), part), trainable, params)
     if callable(trainable):
-        takes_path = _num_arguments(trainable) == 2
-        return jax.tree.map(
-            lambda leaf: bool(trainable(next(names), leaf) if takes_path else trainable(leaf)) and is_floating(leaf),
-            params,
-        )
+        takes_path = _takes_path(trainable)
+        return jax.tree.map(lambda leaf: bool(trainable(next(names), leaf) if takes_path else trainable(leaf)), params)
     if isinstance(trainable, Mapping):
         options = {str(path): bool(flag) for path, flag in trainable.items()}
         check_paths(options, _tree.names(params), f"{SUBJECT}: `trainable`")
         default = not any(options.values())
         chosen = lambda name: default if (own := option_for(options, name)) is None else own
-        return jax.tree.map(lambda leaf: chosen(next(names)) and is_floating(leaf), params)
-    if isinstance(trainable, Iterable) and all(isinstance(path, str) for path in trainable):
-        paths = list(trainable)
+        return jax.tree.map(lambda _: chosen(next(names)), params)
+    paths: list[Any] = list(trainable) if isinstance(trainable, Iterable) else [None]
+    if all(isinstance(path, str) for path in paths):
         check_paths(paths, _tree.names(params), f"{SUBJECT}: `trainable`")
-        chosen = lambda name: any(fits(path, name) for path in paths)
-        return jax.tree.map(lambda leaf: chosen(next(names)) and is_floating(leaf), params)
+        return jax.tree.map(lambda _: _is_below(next(names), paths), params)
     raise TypeError(
         f"{SUBJECT} needs `trainable` to be a path such as `\"params['head']\"`, several of them, a mapping from paths "
         "to `True` or `False`, a function of a leaf or of its path and the leaf, or a tree of `True` and `False` like "
@@ -65,7 +70,7 @@ def filter_of(params: PyTree, trainable: Any) -> PyTree:
 def _is_prefix(trainable: Any, params: PyTree) -> bool:
     """Whether this is a tree of true and false that begins like the parameters."""
     leaves = jax.tree.leaves(trainable)
-    if not leaves or not all(isinstance(leaf, bool) for leaf in leaves):
+    if not leaves or not all(isinstance(leaf, bool | np.bool_) for leaf in leaves):
         return False
     try:
         jax.tree.map(lambda flag, part: None, trainable, params)
@@ -74,13 +79,29 @@ def _is_prefix(trainable: Any, params: PyTree) -> bool:
     return True
 
 
-def _num_arguments(function: Callable) -> int:
+def _is_below(name: str, paths: list[Any]) -> bool:
+    return any(fits(path, name) for path in paths)
+
+
+def _takes_path(function: Callable) -> bool:
+    """Whether a function can be called with a path and a leaf, or else with a leaf."""
     try:
-        given = inspect.signature(function).parameters.values()
+        inspect.signature(function).bind("", None)
     except (ValueError, TypeError):
-        return 1
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return sum(one.kind in kinds and one.default is one.empty for one in given)
+        return False
+    return True
+
+
+def _is_complex(leaf: Any) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", int), jnp.complexfloating)
+
+
+def _refuse_complex(path: Any, leaf: Any) -> None:
+    name = "params" + jax.tree_util.keystr(path)
+    raise TypeError(
+        f"{SUBJECT} needs real parameters, but `{name}` is `{leaf.dtype}`. Train its real and imaginary part as two "
+        f"arrays, or leave it as it is with `trainable={{{name!r}: False}}`."
+    )
 
 
 def check_trained(params: PyTree, trainable: Any) -> None:
@@ -88,12 +109,8 @@ def check_trained(params: PyTree, trainable: Any) -> None:
     if trainable is not None:
         return
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = "params" + jax.tree_util.keystr(path)
-        if jnp.issubdtype(getattr(leaf, "dtype", int), jnp.complexfloating):
-            raise TypeError(
-                f"{SUBJECT} needs real parameters, but `{name}` is `{leaf.dtype}`. Train its real and imaginary part "
-                f"as two arrays, or leave it as it is with `trainable={{{name!r}: False}}`."
-            )
+        if _is_complex(leaf):
+            _refuse_complex(path, leaf)
     kept = [
         "params" + jax.tree_util.keystr(path)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)

@@ -106,7 +106,10 @@ def _of_batch(model: Callable, x: PyTree) -> Callable[[PyTree], Output]:
 
 def _norm(x: Array) -> Scalar:
     wide = _tree.at_least_float32(x)
-    return jnp.sqrt(jnp.sum(wide**2))
+    # Squares of very small and of very large numbers would not be numbers.
+    largest = jnp.max(jnp.abs(wide), initial=0.0)
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
+    return scale * jnp.sqrt(jnp.sum((wide / scale) ** 2))
 
 
 def _judge(found: Findings, trace: Trace, subject: str) -> None:
@@ -114,7 +117,7 @@ def _judge(found: Findings, trace: Trace, subject: str) -> None:
         raise ValueError(coupling_message(subject, trace.coupling, np.flatnonzero(found.are_coupled)))
     epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((trace.outputs, trace.params))]
     slack = SLACK * float(max(epsilons)) ** 0.5
-    total = float(np.linalg.norm(found.sizes))
+    total = float(np.linalg.norm(np.asarray(found.sizes, np.float64)))
     each = zip(trace.names, found.distances, found.sizes, strict=False)
     wrong = [(name, float(gap), float(size)) for name, gap, size in each if gap > slack * (size + slack * total)]
     if found.along_vector > slack * total:

@@ -67,7 +67,8 @@ class CrossValidated(AbstractStep):
         # An average that new batches speak against is begun anew.
         weight = jnp.where(old.agreement < AGAINST, 0.0, self.decay * old.weight) + 1
         direction = old.direction + (context.direction - old.direction) / weight
-        squared = number(context.quadratic(direction).damped[0, 0])
+        model = context.quadratic(direction)
+        squared = number(model.damped[0, 0])
 
         # The cosine of the angle between this natural gradient and the average of those before it.
         own = number(jnp.maximum(-dot(context.gradient, context.direction), 0.0))
@@ -85,7 +86,7 @@ class CrossValidated(AbstractStep):
             size * direction,
             size,
             0.0,
-            predicted_divergence=size**2 * squared / 2,
+            predicted_divergence=size**2 * number(model.metric[0, 0]) / 2,
             memory=Average(direction, weight, squared, agreement, told, limit),
         )
 

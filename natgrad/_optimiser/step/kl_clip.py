@@ -31,10 +31,7 @@ class KLClip(AbstractStep):
         half = rate**2 * squared / 2
         clip = jnp.where(half > radius, jnp.sqrt(radius / jnp.where(half > 0, half, 1.0)), 1.0)
         update = context.update(rate * clip, context.momentum)
-        is_alone = isinstance(context.momentum, float) and context.momentum == 0
-        return Proposal(
-            update, rate * clip, context.momentum, predicted_divergence=clip**2 * half if is_alone else None
-        )
+        return Proposal(update, rate * clip, context.momentum)
 
     @property
     def momentum(self):

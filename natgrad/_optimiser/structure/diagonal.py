@@ -67,7 +67,7 @@ class Diagonal(AbstractStructure):
         return self._entries(state)
 
     def _entries(self, state: DiagonalState) -> PyTree:
-        return RunningAverage(self.decay).value(state.average)
+        return RunningAverage(self.decay)._value(state.average)
 
     def _measured(self, parts, key) -> PyTree:
         squares = []

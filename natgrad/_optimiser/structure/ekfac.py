@@ -83,14 +83,14 @@ class EKFAC(AbstractStructure):
             factors = self._factors(measured)
             is_new = is_good & jnp.isfinite(factors.trace())
             average = RunningAverage(self.decay).update(state.average, factors, is_good=is_new)
-            start = lambda: (_decomposed(RunningAverage(self.decay).value(average)), average.weight)
+            start = lambda: (_decomposed(RunningAverage(self.decay)._value(average)), average.weight)
             metric, weight = where_due(moment.is_due(self.refresh_every), start, (state.metric, state.weight))
             return EKFACState(average, *self._corrected(metric, weight, measured, is_good))
 
         return new() if self.update_every == 1 else where_due(moment.is_due(self.update_every), new, state)
 
     def mean_eigenvalue(self, state, parts, key):
-        factors = RunningAverage(self.decay).value(state.average)
+        factors = RunningAverage(self.decay)._value(state.average)
         return over_live(state.metric.trace(), _tree.flatten(factors.diagonal())[0])
 
     def direction(self, state, parts, covector, added):

@@ -189,10 +189,10 @@ class KFAC(AbstractStructure):
         return combined(measured, [own.batch.blocks(own.assignments) for own in measured], "`KFAC`")
 
     def _average(self, state: KFACState) -> BlockMetric:
-        return RunningAverage(self.decay).value(state.average)
+        return RunningAverage(self.decay)._value(state.average)
 
     def _traces(self, state: KFACState) -> Float[Array, " matrices"]:
-        return RunningAverage(self.decay).value(state.traces)
+        return RunningAverage(self.decay)._value(state.traces)
 
 
 def _times(a: Array, b: Array) -> Array:
