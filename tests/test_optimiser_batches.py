@@ -320,9 +320,37 @@ def test_statistics_that_a_model_keeps_are_not_trained_without_a_word():
     remedy = "trainable={\"params\\['batch_stats'\\]\": False}"
     with pytest.warns(UserWarning, match=f"would train `params\\['batch_stats'\\]\\['mean'\\]`.*{remedy}"):
         start()
+    with pytest.warns(UserWarning, match=remedy):
+        start(trainable=lambda path, leaf: "b" not in path.split("'")[-2])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         start(trainable={"params['batch_stats']": False})
+        start(trainable={"params": True, "batch_stats": False})
+        start(trainable=["params['params']", "params['batch_stats']"])
+
+
+def test_flax_variables_are_trained_without_their_statistics():
+    import flax.linen as nn
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+            return nn.Dense(3)(jnp.tanh(x))
+
+    net, (_, (x, y)) = Net(), classifier_problem()
+    variables = net.init(jax.random.key(0), x, train=False)
+    model = lambda variables, x: net.apply(variables, x, train=False)
+    opt = ng.NaturalGradient(model, ng.Categorical(), ng.Diagonal(), trainable={"params": True, "batch_stats": False})
+    after, _, info = jax.jit(opt.step)(variables, opt.init(variables, (x, y)), (x, y))
+    assert bool(info.accepted)
+    assert_close(after["batch_stats"], variables["batch_stats"])
+
+
+def test_a_model_without_data_has_no_weights():
+    opt = ng.NaturalGradient(lambda w: w, ng.LeastSquares())
+    with pytest.raises(ValueError, match="no examples to weigh"):
+        opt.init(jnp.ones(2), (None, None, jnp.ones(1)))
 
 
 def test_parameters_that_no_output_depends_on_are_named():
@@ -479,7 +507,7 @@ def test_optax_raises_where_there_is_no_step_to_take():
     state, broken = natural.init(params), (x, y.at[4].set(7))
     with pytest.raises(ValueError, match="the target of example 4 is `7`"):
         natural.update(params, state, params, batch=broken)
-    with pytest.raises(Exception, match="A target is not one that the objective can have"):
+    with pytest.raises(Exception, match="A target is invalid"):
         jax.block_until_ready(jax.jit(natural.update)(params, state, params, batch=broken))
 
 

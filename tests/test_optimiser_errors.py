@@ -190,7 +190,7 @@ INITS = {
     "weights": (
         dict(batch=lambda x, y: (x, y, x)),
         ValueError,
-        "weights of a batch need one number for every example.*have shape \\(12, 3\\)",
+        "weights of a batch.*have shape \\(12, 3\\)",
     ),
     "l2 path": (dict(l2={"params['third']": 0.1}), ValueError, "no parameter at `params\\['third'\\]`"),
     "multiplier path": (

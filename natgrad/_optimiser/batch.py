@@ -19,8 +19,8 @@ Weights = Float[Array, "N ..."]
 class Batch(NamedTuple):
     """Inputs, targets and weights of some examples.
 
-    Weights are one number for every example, or for every position of its output, and relative: an example counts as
-    much as its heaviest position, and examples count on average once."""
+    Weights are one number for each example, or for each position of its output. Only their ratios matter: the weight
+    of an example is the largest weight among its positions, and weights are scaled to a mean of one over examples."""
 
     x: PyTree
     y: PyTree = None
@@ -83,6 +83,8 @@ def as_batch(data: Any, subject: str, objective: AbstractObjective) -> Batch:
             f"`{type(data).__name__}`" + (f" of length {len(data)}." if isinstance(data, tuple | list) else ".")
         )
     batch = Batch(*data)
+    if batch.x is None and batch.weights is not None:
+        raise ValueError(f"{subject} has no `x`, so that there are no examples to weigh. Leave the weights out.")
     if batch.x is None:
         # A model without data has one example, without an axis for it.
         return Batch(None, jax.tree.map(_with_examples, batch.y))
@@ -95,7 +97,10 @@ def as_batch(data: Any, subject: str, objective: AbstractObjective) -> Batch:
                 "examples along its leading axis."
             )
     if len(jax.tree.leaves(batch.weights)) > 1:
-        raise TypeError(f"{subject}: `weights` must be one array, but is {jax.tree.structure(batch.weights)}.")
+        raise TypeError(
+            f"{subject}: `weights` must be one array, but is {jax.tree.structure(batch.weights)}. Give each term of "
+            "`Terms` its own."
+        )
     return batch._replace(weights=_counted(batch, objective))
 
 
@@ -129,8 +134,9 @@ def check_weights(weights: Array, z: Output, y: PyTree = None) -> None:
     shapes = {name: [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for name, tree in (("z", z), ("y", y))}
     if any(shape[: weights.ndim] != weights.shape for own in shapes.values() for shape in own):
         raise ValueError(
-            "The weights of a batch need one number for every example, or for every position of its output and its "
-            f"target, but have shape {weights.shape}, where outputs have {shapes['z']} and targets {shapes['y']}."
+            f"The weights of a batch (or the labels that `ignore_label` marks) have shape {weights.shape}, but outputs "
+            f"have {shapes['z']} and targets {shapes['y']}. Weights need one number for each example, or for each "
+            "position: the leading axes of outputs and targets."
         )
 
 

@@ -41,16 +41,16 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "the damping, or use float64."
     )
     coupled = (
-        "The output for an example changes with the rest of its batch, so that the structure would measure another "
-        "model, and the step was not taken. Common causes: batch normalisation in training mode, one random mask for "
+        "The output for an example changes with the rest of its batch, so the examples have no gradients of their own "
+        "and the step was not taken. Common causes: batch normalisation in training mode, one random mask for "
         "the whole batch, a hard-coded batch size. Use inference mode, or give each example its own key inside `x`; or "
-        "use `Exact()`; or `check=False`, to follow the gradient of the batch in the metric of its examples."
+        "use `Exact()`; or `check=False`, for the gradient of the whole batch and a metric from examples one by one."
     )
     invalid_batch = (
-        "A target is not one that the objective can have (a label below 0 or not below the number of classes, NaN), or "
-        "a weight is negative or not finite, or all are zero (also in the `part` that the metric is measured on), so "
-        "the step was not taken. Call `opt.step` outside `jit` to see which example it is. A weight of zero, or "
-        "`Likelihood(family, ignore_label=...)`, leaves examples out."
+        "A target is invalid (a label below 0 or not below the number of classes, NaN), a weight is negative or not "
+        "finite, or all weights are zero (in the batch, or in the part of it that `part` or `micro_batches` measures "
+        "the metric on), so the step was not taken. Call `opt.step` outside `jit` to see which example it is. A weight "
+        "of zero, or `Likelihood(family, ignore_label=...)`, leaves examples out."
     )
 
 
@@ -59,10 +59,8 @@ def _as_arrays(operation: Callable) -> Callable:
 
 
 class Quantity(eqx.Module):
-    """A number that a step may not have computed: `value` where `is_known`, and zero elsewhere.
-
-    As a `float`, as an array and in arithmetic it is NaN where it is not known. Use `value` and `is_known` inside
-    `jit` under `jax.debug_nans`."""
+    """A number that a step may not have computed. Where `is_known` is false, the field `value` is zero, and conversions
+    (`float`, arrays, arithmetic) give NaN. Inside `jit` under `jax.debug_nans`, use the two fields."""
 
     value: Float[Array, "..."]
     is_known: Bool[Array, "..."]
@@ -107,19 +105,20 @@ class Quantity(eqx.Module):
 
 class Info(NamedTuple):
     r"""What happened in a step. A `Quantity` says whether it was computed: the chosen parts decide. Of a step that was
-    not `accepted`, numbers such as `loss_after` are those of the step that was proposed.
+    not `accepted`, `loss_after` and the other numbers describe the proposed step.
 
-    - `loss`: before the step, over the whole batch, penalties included; `loss_after` it.
+    - `loss`: of the whole batch before the step, penalties included.
+    - `loss_after`: the same after the step.
     - `damping`: the strength that was used.
     - `step_size`: how much of the natural gradient was taken, and `momentum` how much of the last update.
     - `predicted_decrease` of the loss by the quadratic model with the exact metric, and `actual_decrease`.
     - `divergence`: how far the outputs moved, in the geometry, and `predicted_divergence` by its quadratic model.
-    - `cosine`: of the angle between the step and the natural gradient $n$ that the structure found,
-      $\langle d, n\rangle\,/\,|d|\,|n|$ in the exact damped metric: one without momentum.
+    - `cosine`: between the step $d$ and the natural gradient $n$ of the structure, $\langle d, n\rangle\,/\,|d|\,|n|$
+      with inner products in the exact damped metric. It is one without momentum.
     - `accepted`: whether the step was taken.
     - `result`: a member of `STEP_RESULTS`, whose text says what happened.
-    - `failures`: how often an inverse of a block was not finite, so far, and the one before it was kept. Damping that
-      is rounding next to a factor is raised until it is not, and is not counted here.
+    - `failures`: how often an inverse of a block was not finite, so far, and the one before it was kept. Damping
+      below the rounding error of a factor is raised automatically and not counted.
     - `aux`: what the model returned besides its outputs.
     """
 

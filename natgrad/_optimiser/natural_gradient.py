@@ -61,14 +61,15 @@ class NaturalGradient:
       number, a schedule, or a mapping from paths to these.
     - `trainable`: which parameters to train, by default all floating-point arrays: a path such as `"params['head']"`,
       several, a mapping from paths to `True` or `False`, a function of a leaf or of its path and the leaf, or a tree of
-      `True` and `False` that begins like the parameters.
+      `True` and `False` that is a prefix of the parameters.
     - `has_aux`: whether the model returns `(z, aux)`; `aux` is then in `info`. Of `Terms`, each has its own.
     - `micro_batches`: in how many pieces to work through a batch, to save memory; the metric is measured on one.
     - `max_rejections`: how many steps in a row may be rejected before `info.result` says that the run has failed.
-    - `check`: whether `init` tests, on concrete data, that the model treats examples independently and that their
-      gradients are found, for the time to compile a gradient; and whether a step is refused, with the result `coupled`,
-      if that turns out later. Without it, a model that couples examples is followed by the gradient of its batches, in
-      the metric that it has for single examples. Structures that need no single examples, as `Exact`, need no test.
+    - `check`: whether `init` tests, on concrete data, that the model treats examples independently and that
+      per-example gradients are correct (which costs compiling and running one gradient), and whether a step is refused
+      with the result `coupled` if examples turn out to be coupled later. With `check=False`, a model that couples
+      examples is trained with the gradient of the whole batch and a metric computed from examples one by one. `Exact`
+      does not need per-example gradients and is not tested.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class NaturalGradient:
     def init(self, params: PyTree, batch: Any) -> State:
         """The state before the first step. `batch` may be shapes (`jax.ShapeDtypeStruct`), and so may `params`."""
         trained, fixed = self._partition(params)
-        check_trained(params, self.trainable)
+        check_trained(params, trained, self.trainable)
         check_params(trained, "`NaturalGradient.init`")
         _refuse_numbers(params)
         arrays, others = eqx.partition(fixed, lambda leaf: hasattr(leaf, "dtype"))

@@ -40,7 +40,8 @@ class AbstractObjective(eqx.Module):
 
 
 class Objective(AbstractObjective):
-    """Any loss `loss(z, y)` of one example, with any geometry.
+    """Any loss `loss(z, y)` of one example, with any geometry. If a batch has weights for positions, the loss is that
+    of one position.
 
     The two need not belong together: a natural gradient is the gradient of the loss, measured in the geometry."""
 
@@ -100,7 +101,7 @@ class Likelihood(AbstractObjective):
     **Arguments:**
 
     - `ignore_label`: a label that stands for no label at all, such as the -100 that pads sequences: its examples or
-      positions have weight zero. For families of labels only.
+      positions have weight zero. Only for the categorical families; for others, `Bernoulli` included, use weights.
     """
 
     family: AbstractFamily

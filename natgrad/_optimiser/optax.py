@@ -19,15 +19,16 @@ from natgrad._optimiser.trainable import filter_of
 
 def as_optax(opt: NaturalGradient, batch: Any, *, all_params: PyTree = None) -> optax.GradientTransformationExtraArgs:
     """The optimiser as a gradient transformation: `update(grads, state, params, batch=..., key=...)` returns what to
-    add to the parameters. It chains with others, of which those before it change the gradient that is followed, and
-    those after it the update that comes of it. Invalid batches and coupled examples raise, also under `jit`.
+    add to the parameters. In `optax.chain`, transformations before it act on the gradient and transformations after it
+    on the update. Invalid batches and coupled examples raise, also under `jit`; other rejected steps return zeros
+    (`opt.update` returns the `info` that says so).
 
     Under `optax.masked` and `optax.multi_transform`, the parameters that they pass on are trained and the others held
     fixed. The model needs all of them: give `all_params` here and to `update`.
 
     **Arguments:**
 
-    - `batch`: of the shapes of those to come: arrays, or `jax.ShapeDtypeStruct`s.
+    - `batch`: an example batch with the shapes used in `update`: arrays, or `jax.ShapeDtypeStruct`s.
     - `all_params`: all parameters of the model, or their shapes, where optax passes only some.
     """
 

@@ -140,7 +140,7 @@ def refuse_invalid(problem: Sequence[Bound], params: PyTree, subject: str) -> No
     counts = has_weight(problem)
     if is_concrete(counts) and not counts:
         raise ValueError(
-            f"{subject}: the weights of the batch are all zero, so that there is nothing to learn from. Leave it out."
+            f"{subject}: the weights of the batch are all zero, so there is nothing to learn from. Skip this batch."
         )
 
 
@@ -172,7 +172,9 @@ def as_terms(problem: Any, objective: Any, has_aux: bool = False) -> dict[str | 
         if objective is not None:
             raise ValueError("`NaturalGradient` got `Terms`, which have objectives of their own, and an `objective`.")
         if has_aux:
-            raise ValueError("`has_aux=True` is for a model; of `Terms`, give it to each: `Term(..., has_aux=True)`.")
+            raise ValueError(
+                "`has_aux=True` is for a model; with `Terms`, pass it to each term: `Term(..., has_aux=True)`."
+            )
         return {**problem.terms}
     if objective is None:
         raise TypeError(

@@ -100,28 +100,26 @@ def _refuse_complex(path: Any, leaf: Any) -> None:
     name = "params" + jax.tree_util.keystr(path)
     raise TypeError(
         f"{SUBJECT} needs real parameters, but `{name}` is `{leaf.dtype}`. Train its real and imaginary part as two "
-        f"arrays, or leave it as it is with `trainable={{{name!r}: False}}`."
+        f"arrays, or freeze it with `trainable={{{name!r}: False}}`."
     )
 
 
-def check_trained(params: PyTree, trainable: Any) -> None:
-    """Refuse complex parameters that nobody said are not to be trained, and warn of what is hardly meant to be."""
-    if trainable is not None:
-        return
+def check_trained(params: PyTree, trained: PyTree, trainable: Any) -> None:
+    """Refuse complex parameters that nobody said are frozen, and warn if running averages are trained that nobody
+    named. `trained` has `None` in place of frozen leaves."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if _is_complex(leaf):
+        if trainable is None and _is_complex(leaf):
             _refuse_complex(path, leaf)
-    kept = [
-        "params" + jax.tree_util.keystr(path)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if is_floating(leaf) and any(str(getattr(key, "key", getattr(key, "name", ""))) in COLLECTIONS for key in path)
-    ]
-    kept += _variables(params)
+    is_kept = lambda path: any(str(getattr(key, "key", getattr(key, "name", ""))) in COLLECTIONS for key in path)
+    leaves = jax.tree_util.tree_leaves_with_path(trained)
+    kept = ["params" + jax.tree_util.keystr(path) for path, _ in leaves if is_kept(path)] + _variables(trained)
+    named = [trainable] if isinstance(trainable, str) else trainable if isinstance(trainable, Mapping | list) else []
+    kept = [name for name in kept if _collection(name) not in named]
     if kept:
         roots = sorted({_collection(name) for name in kept})
         _text.warn(
-            f"{SUBJECT} would train {_listed(kept)}, which a model keeps besides its parameters, such as running "
-            f"averages. Leave them as they are with `trainable={{{', '.join(f'{root!r}: False' for root in roots)}}}`."
+            f"{SUBJECT} would train {_listed(kept)}, which look like running averages or caches, not parameters. "
+            f"Freeze them with `trainable={{{', '.join(f'{root!r}: False' for root in roots)}}}`."
         )
 
 
@@ -130,8 +128,8 @@ def warn_of_unused(names: Iterable[str]) -> None:
     unused = list(names)
     if unused:
         _text.warn(
-            f"{SUBJECT}: no output depends on {_listed(unused)}, so they never change. If that is meant, say so with "
-            f"`trainable={{{', '.join(f'{name!r}: False' for name in unused)}}}`."
+            f"{SUBJECT}: no output depends on {_listed(unused)}, so the loss does not train them. If that is "
+            f"meant, say so with `trainable={{{', '.join(f'{name!r}: False' for name in unused)}}}`."
         )
 
 
