@@ -329,6 +329,7 @@ def test_statistics_that_a_model_keeps_are_not_trained_without_a_word():
         start(trainable=["params['params']", "params['batch_stats']"])
 
 
+@pytest.mark.users_defaults
 def test_flax_variables_are_trained_without_their_statistics():
     import flax.linen as nn
 
