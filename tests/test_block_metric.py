@@ -85,7 +85,12 @@ def damped_by_factors(block, damping):
         return DiagonalBlock(block.values + damping)
     if not isinstance(block, KroneckerBlock):
         return type(block)(block.matrix + damping * identity(block.matrix))
-    mean = lambda F: jnp.mean(jnp.diagonal(F, axis1=2, axis2=3), axis=(1, 2))[:, None, None, None]
+
+    def mean(F):
+        """Of the eigenvalues; blocks of zeros, as of rows of a table that are not read, do not count."""
+        traces = jnp.trace(F, axis1=2, axis2=3)
+        return (jnp.sum(traces, axis=1) / jnp.sum(traces > 0, axis=1) / F.shape[-1])[:, None, None, None]
+
     ratio = jnp.sqrt(mean(block.A) / mean(block.G))
     A = block.A + ratio * damping**0.5 * identity(block.A)
     return KroneckerBlock(A, block.G + damping**0.5 / ratio * identity(block.G))

@@ -2,6 +2,7 @@
 and that their sum is the gradient of the batch."""
 
 import inspect
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -117,7 +118,7 @@ def _judge(found: Findings, trace: Trace, subject: str) -> None:
         raise ValueError(coupling_message(subject, trace.coupling, np.flatnonzero(found.are_coupled)))
     epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((trace.outputs, trace.params))]
     slack = SLACK * float(max(epsilons)) ** 0.5
-    total = float(np.linalg.norm(np.asarray(found.sizes, np.float64)))
+    total = math.hypot(*map(float, found.sizes))
     each = zip(trace.names, found.distances, found.sizes, strict=False)
     wrong = [(name, float(gap), float(size)) for name, gap, size in each if gap > slack * (size + slack * total)]
     if found.along_vector > slack * total:
