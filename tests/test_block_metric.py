@@ -89,7 +89,8 @@ def damped_by_factors(block, damping):
     def mean(F):
         """Of the eigenvalues; blocks of zeros, as of rows of a table that are not read, do not count."""
         traces = jnp.trace(F, axis1=2, axis2=3)
-        return (jnp.sum(traces, axis=1) / jnp.sum((traces > 0).astype(F.dtype), axis=1) / F.shape[-1])[:, None, None, None]
+        count = jnp.sum((traces > 0).astype(F.dtype), axis=1) * F.shape[-1]
+        return (jnp.sum(traces, axis=1) / count)[:, None, None, None]
 
     ratio = jnp.sqrt(mean(block.A) / mean(block.G))
     A = block.A + ratio * damping**0.5 * identity(block.A)

@@ -48,8 +48,8 @@ def invert(
 
     A product $A \otimes G$ is damped by its factors,
     $(A + \pi\sqrt\lambda I) \otimes (G + \frac{\sqrt\lambda}{\pi} I)$ with $\pi^2$ the ratio of the mean eigenvalues of
-    $A$ and $G$ (blocks of zeros left out): more damping than $\lambda I$, but a Kronecker product again. Where one factor
-    is zero the product is, and the damped block is $\lambda I$."""
+    $A$ and $G$ (blocks of zeros left out): more damping than $\lambda I$, but a Kronecker product again. Where one
+    factor is zero the product is, and the damped block is $\lambda I$."""
     matrices = [block.matrices() for block in blocks]
     stacks = [matrix for own in matrices for matrix in own]
     if not stacks:
