@@ -3,6 +3,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 export NO_MKDOCS_2_WARNING = 1
+# JAX 0.10.1 prints two long lines of CPU features for every program it takes from the compilation cache.
+export TF_CPP_MIN_LOG_LEVEL = 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo browser test test-slow test-oldest test-newest lint format docs bench lock clean
