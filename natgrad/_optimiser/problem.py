@@ -134,6 +134,9 @@ class Bound(NamedTuple):
 
 def refuse_invalid(problem: Sequence[Bound], params: PyTree, subject: str) -> None:
     """Raise if a concrete target or weight cannot be one, or if nothing in concrete batches counts."""
+    # A compiled step looks at its batch itself, and the model is not traced once more for this.
+    if not is_concrete([bound.batch for bound in problem]):
+        return
     for bound in problem:
         z = jax.eval_shape(of_params(bound.model, bound.batch.x, subject), params)
         bound.refuse_invalid(z, subject)
