@@ -144,6 +144,27 @@ def test_an_inverse_beyond_rounding_is_found_all_the_same_and_said_so():
     np.testing.assert_allclose(found[1], np.eye(40), rtol=1e-4)
 
 
+@pytest.mark.parametrize("sizes", [((1024, 2), (3, 128)), ((2, 5), (3, 7), (1, 40)), ((4, 99), (2, 100), (3, 1))])
+def test_inverses_of_matrices_of_many_sizes_agree_with_numpy_and_take_little_memory(sizes):
+    """Small matrices are padded to larger ones only where that costs little."""
+    stacks = [factor(k, count, size, size)[:, 0] for k, (count, size) in enumerate(sizes)]
+    traces = jnp.concatenate([jnp.trace(stack, axis1=1, axis2=2) for stack in stacks])
+    scale = jnp.linspace(0.5, 2.0, traces.size)
+    damping = jnp.linspace(0.1, 1.0, traces.size)
+    compiled = jax.jit(batched.damped_inverses).lower(stacks, traces, scale, damping).compile()
+    found, is_definite, is_finite = compiled(stacks, traces, scale, damping)
+    assert jnp.all(is_definite) and jnp.all(is_finite)
+    start = 0
+    for stack, inverses in zip(stacks, found, strict=True):
+        s, d = (np.asarray(numbers)[start : start + len(stack), None, None] for numbers in (scale, damping))
+        np.testing.assert_allclose(
+            inverses, np.linalg.inv(s * np.asarray(stack) + d * np.eye(stack.shape[-1])), rtol=1e-9, atol=1e-11
+        )
+        start += len(stack)
+    entries = sum(stack.size for stack in stacks) + batched.MAX_PADDED_ENTRIES
+    assert compiled.memory_analysis().temp_size_in_bytes < 10 * 8 * entries
+
+
 def test_places_take_entries_and_put_them_back():
     leaves = [normal(1, 2, 3, 4), normal(2, 4)]
     numbers = np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2).reshape(1, 6, 4)

@@ -1,7 +1,7 @@
 """Factorisations of many matrices, those of one size in one call."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +12,11 @@ from jaxtyping import Array, Bool, Float
 from natgrad import _linalg
 from natgrad._operator.base import Eigen
 
-# How large a matrix has to be, next to a larger one, to be padded to its size; below some size all are.
+# How large a matrix has to be, next to a larger one, to be padded to its size. Below some size all are, as long as the
+# padded ones have few entries: 1,024 matrices of 2 rows padded to 128 rows take 350 ms, by themselves 1 ms.
 PADDING = 0.95
 SMALL = 128
+MAX_PADDED_ENTRIES = 2**16
 
 
 def eigens(stacks: Sequence[Array]) -> list[Eigen]:
@@ -77,9 +79,9 @@ def damped_inverses(
     are padded to the largest of them and go together, and numbers that belong to matrices are handled as one vector:
     every operation costs time to compile."""
     sizes = [stack.shape[-1] for stack in stacks]
-    target = _common_sizes(sizes)
-    joined, parts = _joined([_padded(stack, target[size]) for stack, size in zip(stacks, sizes, strict=True)])
     counts = [math.prod(stack.shape[:-2]) for stack in stacks]
+    target = _common_sizes(sizes, counts)
+    joined, parts = _joined([_padded(stack, target[size]) for stack, size in zip(stacks, sizes, strict=True)])
     # Where the numbers of a joined stack stand among those of all matrices.
     starts = np.cumsum([0, *counts])
     order = [
@@ -101,11 +103,17 @@ def damped_inverses(
     return [crop(*pair) for pair in zip(stacks, parts, strict=True)], wanted >= least, is_finite
 
 
-def _common_sizes(sizes: Iterable[int]) -> dict[int, int]:
+def _common_sizes(sizes: Sequence[int], counts: Sequence[int]) -> dict[int, int]:
     """The size to which matrices of each size are padded."""
-    ordered = sorted(set(sizes), reverse=True)
-    fits = lambda size, larger: size == larger or size > PADDING * larger or (1 < size and larger <= SMALL)
-    return {size: next(larger for larger in ordered if larger >= size and fits(size, larger)) for size in ordered}
+    num_matrices = dict.fromkeys(sorted(sizes, reverse=True), 0)
+    for size, count in zip(sizes, counts, strict=True):
+        num_matrices[size] += count
+
+    def fits(size: int, larger: int) -> bool:
+        is_small = 1 < size and larger <= SMALL and num_matrices[size] * larger**2 <= MAX_PADDED_ENTRIES
+        return size == larger or size > PADDING * larger or is_small
+
+    return {size: next(k for k in num_matrices if k >= size and fits(size, k)) for size in num_matrices}
 
 
 def _padded(matrices: Float[Array, "... k k"], size: int) -> Float[Array, "... l l"]:
