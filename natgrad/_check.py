@@ -1,7 +1,12 @@
-"""Refusing bad input: at once where values are concrete, at run time where they are traced."""
+"""Refuse bad input: at once where values are concrete, at run time where they are traced.
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
+Messages begin with the function that the user called. Public functions are decorated with `public`, which remembers
+their name while they run; whatever they call reads it with `caller()`."""
+
+import functools
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -11,6 +16,37 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_caller: ContextVar[str | None] = ContextVar("_caller", default=None)
+
+
+def public(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A public function or method, in whose name errors inside it are raised unless another one called it."""
+    is_method = "." in function.__qualname__.rpartition("<locals>.")[2]
+
+    @functools.wraps(function)
+    def named(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if _caller.get() is not None:
+            return function(*args, **kwargs)
+        token = _caller.set(_method_name(args[0], function.__name__) if is_method else f"`{function.__name__}`")
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _caller.reset(token)
+
+    return named
+
+
+def caller() -> str:
+    """The public function that the user called, as it stands in messages."""
+    return _caller.get() or "natgrad"
+
+
+def _method_name(instance: Any, method: str) -> str:
+    owner = type(instance).__name__
+    return f"`{owner}`" if method in ("__init__", "__check_init__", "__call__") else f"`{owner}.{method}`"
 
 
 class Requirement(NamedTuple):
@@ -26,18 +62,21 @@ def is_concrete(tree: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def require(value: Value, requirements: Iterable[Requirement], subject: str, *, traced: bool = True) -> Value:
-    """`value`, if it meets the requirements.
+def require(
+    value: Value, requirements: Iterable[Requirement], label: str | None = None, *, traced: bool = True
+) -> Value:
+    """`value`, if it meets the requirements. Messages refer to it by `label`, or else by the function called.
 
     Concrete values that fail raise a `ValueError` that shows them. Traced values raise at run time
     through `equinox.error_if`, or pass unchecked with `traced=False` (inside products with a
     metric and inside optimiser steps, which report through their results instead)."""
+    label = caller() if label is None else label
     for holds, needs, remedy in requirements:
         if is_concrete((holds, value)):
             if not bool(jnp.all(holds)):
-                raise ValueError(f"{subject} needs {needs}, but got {show(value)}. {remedy}")
+                raise ValueError(f"{label} needs {needs}, but got {show(value)}. {remedy}")
         elif traced:
-            message = f"{subject} needs {needs}, but some entry was not. {remedy}"
+            message = f"{label} needs {needs}, but some entry was not. {remedy}"
             value = eqx.error_if(value, jnp.logical_not(jnp.all(holds)), message)
     return value
 
@@ -54,7 +93,7 @@ def show(value: Any) -> str:
     return "`" + " ".join(text.split()) + "`"
 
 
-def real_array(value: Any, subject: str, dtype: Any = None) -> Array:
+def real_array(value: Any, label: str, dtype: Any = None) -> Array:
     """`value` as a real floating-point array of single or double precision.
 
     Python numbers and lists become arrays of the default dtype; arrays of integers or complex
@@ -64,13 +103,13 @@ def real_array(value: Any, subject: str, dtype: Any = None) -> Array:
             value = np.asarray(value, dtype=float)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"{subject} must be an array of real numbers, but got `{type(value).__name__}`. "
+                f"{label} must be an array of real numbers, but got `{type(value).__name__}`. "
                 "Pass an array, or a Python number."
             ) from error
         return jnp.asarray(value, dtype=dtype or jnp.result_type(float))
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
-            f"{subject} must be real floating-point, but got dtype `{value.dtype}`. Convert it with `.astype(float)`."
+            f"{label} must be real floating-point, but got dtype `{value.dtype}`. Convert it with `.astype(float)`."
         )
     array = jnp.asarray(value)
     if array.dtype.itemsize < 4:
@@ -78,12 +117,12 @@ def real_array(value: Any, subject: str, dtype: Any = None) -> Array:
     return array if dtype is None else array.astype(dtype)
 
 
-def integer_array(value: Any, subject: str) -> Array:
+def integer_array(value: Any, label: str) -> Array:
     """`value` as an array of integer labels."""
     dtype: Any = np.asarray(value).dtype if isinstance(value, int | list | tuple) else getattr(value, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(
-            f"{subject} must be integer labels, but got `{dtype or type(value).__name__}`. "
+            f"{label} must be integer labels, but got `{dtype or type(value).__name__}`. "
             "Convert one-hot rows with `jnp.argmax(x, axis=-1)`."
         )
     return wide_integers(jnp.asarray(value))
@@ -94,13 +133,13 @@ def wide_integers(x: Array) -> Array:
     return x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
 
 
-def aligned(y: Any, shape: tuple[int, ...], subject: str) -> Array:
+def aligned(y: Any, shape: tuple[int, ...], label: str) -> Array:
     """A target of one example in the shape that belongs to its output: the same, but for axes of size one."""
     target = jnp.asarray(y)
     given = tuple(target.shape)
     if [size for size in given if size != 1] != [size for size in shape if size != 1]:
         raise ValueError(
-            f"{subject} needs a target of shape {tuple(shape)} for the output of one example, but got {given}. Check "
+            f"{label} needs a target of shape {tuple(shape)} for the output of one example, but got {given}. Check "
             "the axes of the targets, and of the outputs of the model."
         )
     return target.reshape(shape)
@@ -109,7 +148,6 @@ def aligned(y: Any, shape: tuple[int, ...], subject: str) -> Array:
 def check_number(
     value: Any,
     name: str,
-    subject: str,
     *,
     least: int | None = None,
     above: int | None = None,
@@ -128,14 +166,14 @@ def check_number(
         if schedules:
             return
         raise TypeError(
-            f"{subject} needs {name} to be {wanted}, but got a function: a schedule is not possible here, since it "
+            f"{caller()} needs {name} to be {wanted}, but got a function: a schedule is not possible here, since it "
             "would be read once and then ignored."
         )
     if not is_concrete(value):
         return
     is_number = isinstance(value, bool | int | float | np.number) or getattr(value, "shape", None) == ()
     if not is_number or not jnp.issubdtype(jnp.result_type(value), jnp.number):
-        raise TypeError(f"{subject} needs {name} to be {wanted}, but got `{type(value).__name__}`.")
+        raise TypeError(f"{caller()} needs {name} to be {wanted}, but got `{type(value).__name__}`.")
     number = float(value)
     is_inside = [
         least is None or number >= least,
@@ -144,16 +182,16 @@ def check_number(
         below is None or number < below,
     ]
     if not all(is_inside):
-        raise ValueError(f"{subject} needs {name} to be {wanted}, but got {value}.")
+        raise ValueError(f"{caller()} needs {name} to be {wanted}, but got {value}.")
 
 
-def check_damping(damping: Any, subject: str) -> bool:
+def check_damping(damping: Any) -> bool:
     """Whether the damping is known to be zero now; a negative number is refused. A Python number is known even while
     everything else is traced."""
     if jnp.ndim(damping):
-        raise ValueError(f"{subject}: `damping` must be one number, but got shape {jnp.shape(damping)}.")
+        raise ValueError(f"{caller()}: `damping` must be one number, but got shape {jnp.shape(damping)}.")
     if not is_concrete(damping):
         return False
     if not np.asarray(damping) >= 0:
-        raise ValueError(f"{subject}: `damping` needs a number of at least 0, but got `{damping}`.")
+        raise ValueError(f"{caller()}: `damping` needs a number of at least 0, but got `{damping}`.")
     return not np.asarray(damping) > 0

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from natgrad._check import caller, public
 from natgrad._family.categorical import Categorical, MinimalCategorical
 from natgrad._model import check_params
 from natgrad._optimiser.evaluation import loss_at
@@ -47,6 +48,7 @@ class Problem:
     - `name`, `about`: for reports.
     """
 
+    @public
     def __init__(
         self,
         model: Any,
@@ -68,7 +70,7 @@ class Problem:
         _check_whole("steps", steps)
         if batch_size is not None:
             _check_whole("batch_size", batch_size)
-        check_params(params, "`Problem`")
+        check_params(params)
         self.num_examples = sum(batch.size for _, batch in batches_of(self.terms, data))
         self.params, self.data, self.held_out = jax.tree.map(jnp.asarray, (params, data, held_out))
         self.batch_size = None if batch_size is None or batch_size >= self.num_examples else batch_size
@@ -162,7 +164,7 @@ class Problem:
                     )
         for name, data in (("data", self.data), ("held_out", self.held_out)):
             if data is not None:
-                refuse_invalid(self._bound(data), self.params, f"`Problem`: `{name}`")
+                refuse_invalid(self._bound(data), self.params, f"{caller()}: `{name}`")
         score = jax.eval_shape(self.score, self.params, self.data, self.held_out)
         for name, value in score.metrics.items():
             if value.shape:

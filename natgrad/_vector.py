@@ -7,6 +7,7 @@ import jax
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import caller
 from natgrad._types import Scalar
 
 MIXED = (
@@ -77,10 +78,10 @@ def mixed_sum(left: Any, right: Any) -> TypeError:
     return TypeError(f"Cannot add `{type(left).__name__}` and `{type(right).__name__}`. {MIXED}")
 
 
-def untyped(value: PyTree, expected: type, subject: str) -> tuple[PyTree, bool]:
+def untyped(value: PyTree, expected: type) -> tuple[PyTree, bool]:
     """The plain tree inside `value`, and whether it was typed; the other type is refused."""
     if isinstance(value, expected):
         return value.tree, True
     if isinstance(value, _Tangent):
-        raise TypeError(f"{subject} takes a `{expected.__name__}`, but got a `{type(value).__name__}`. {MIXED}")
+        raise TypeError(f"{caller()} takes a `{expected.__name__}`, but got a `{type(value).__name__}`. {MIXED}")
     return value, False

@@ -15,9 +15,9 @@ PACKAGE = ROOT / "natgrad"
 
 # Each part may import the parts of the lines above its own. Parts on one line never see each other.
 LAYERS = [
-    ["_types", "_backend", "_files", "_progress", "_text"],
+    ["_types", "_backend", "_check", "_files", "_progress", "_text"],
     ["_tree"],
-    ["_check", "_vector"],
+    ["_vector"],
     ["_linalg", "_model"],
     ["_family", "_operator", "_sites"],
     ["_geometry"],
@@ -227,6 +227,18 @@ def public_names(source: str) -> set[str]:
     }
 
 
+def exported_functions(sources: dict[str, str]) -> dict[str, list[str]]:
+    """The decorators of every function that the package exports."""
+    found = {}
+    for name, bound in imports("__init__", ast.parse(sources["__init__"])):
+        top, _, rest = name.partition(".")
+        module, _, _ = rest.rpartition(".")
+        if top == "natgrad":
+            definitions = (node for node in ast.parse(sources[module]).body if isinstance(node, ast.FunctionDef))
+            found |= {f.name: list(map(ast.unparse, f.decorator_list)) for f in definitions if f.name == bound}
+    return found
+
+
 def documented_names(page: str) -> set[str]:
     return set(re.findall(r"^ *::: natgrad\.([\w.]+)$", page, re.MULTILINE))
 
@@ -281,6 +293,12 @@ def test_every_public_name_has_an_api_page():
     pages = (page.read_text() for page in (ROOT / "docs" / "api").rglob("*.md"))
     documented = set().union(*map(documented_names, pages))
     assert public_names((PACKAGE / "__init__.py").read_text()) - documented == set()
+
+
+def test_errors_are_raised_in_the_name_of_every_exported_function():
+    functions = exported_functions(package_sources())
+    assert len(functions) > 30
+    assert [name for name, decorators in functions.items() if "public" not in decorators] == []
 
 
 def test_files_are_short():

@@ -274,10 +274,10 @@ def assert_refused(
 
 def test_options_of_another_type():
     """As a user sees them, whose calls are not checked for types before they arrive."""
-    with pytest.raises(TypeError, match="`kfac` needs `structures` to map paths to structures, but got \\['dense'\\]"):
-        check_rules(Rules(structures=["dense"]), "`kfac`")
+    with pytest.raises(TypeError, match="needs `structures` to map paths to structures, but got \\['dense'\\]"):
+        check_rules(Rules(structures=["dense"]))
     with pytest.raises(ValueError, match="`max_factor` to be a whole number of at least 1, but got 2.5"):
-        check_rules(Rules(max_factor=2.5), "`kfac`")
+        check_rules(Rules(max_factor=2.5))
 
 
 def test_bad_options():
@@ -290,7 +290,10 @@ def test_bad_options():
         "`kfac` needs a structure among ('kronecker', 'eigenvalue-corrected',",
         structures={"params": "full"},
     )
-    assert_refused("`kfac`: there is no parameter at `params['tabel']`.", structures={"params['tabel']": "dense"})
+    assert_refused(
+        "`kfac`: there is no parameter at `params['tabel']`, which is a path in `structures`.",
+        structures={"params['tabel']": "dense"},
+    )
     assert_refused(
         "`kfac`: `params['power']` cannot have a Kronecker structure, because it acts entry by entry.",
         structures={"params['power']": "kronecker"},

@@ -335,7 +335,7 @@ class Verdict(NamedTuple):
 
 def verdict(model, params, x, u) -> Verdict:
     norms = lambda params, x: ng.per_example(model, params, x, u).norms()
-    trace = trace_example(model, params, x, 0, "")
+    trace = trace_example(model, params, x, 0)
     return Verdict(
         trace.coupling == "",
         is_refused(lambda: ng.per_example(model, params, x, u)),
@@ -391,7 +391,7 @@ def test_coupled_examples_are_refused(name):
 @pytest.mark.parametrize("name", COUPLED)
 def test_coupling_is_seen_in_the_program(name):
     """A claim that nothing is coupled needs no run to be wrong."""
-    assert trace_example(around(COUPLED[name]), plain_params(), normal(3, COUNT, 3), 0, "").coupling
+    assert trace_example(around(COUPLED[name]), plain_params(), normal(3, COUNT, 3), 0).coupling
 
 
 # Which of the others can be told from the program; for the rest, a compiled program also runs the batch as it is.
@@ -404,7 +404,7 @@ SEEN = (
 @pytest.mark.compat
 @pytest.mark.parametrize("name", SEEN)
 def test_independence_is_seen_in_the_program(name):
-    assert trace_example(around(INDEPENDENT[name]), plain_params(), normal(3, COUNT, 3), 0, "").coupling == ""
+    assert trace_example(around(INDEPENDENT[name]), plain_params(), normal(3, COUNT, 3), 0).coupling == ""
 
 
 @pytest.mark.parametrize("name", ["there_and_back", "without_effect"])
@@ -445,7 +445,7 @@ def check_claim(pick: Callable[[int], int]) -> tuple[str, float]:
     """What is said to couple nothing gives the outputs of examples one by one."""
     model, names = write_stack(pick)
     params, x = plain_params(), normal(3, COUNT, 3)
-    coupling = trace_example(model, params, x, 0, "").coupling
+    coupling = trace_example(model, params, x, 0).coupling
     alone = lambda x: jax.vmap(lambda row: model(params, row[None])[0])(x)
     together, one_by_one = jax.jit(lambda x: (model(params, x), alone(x)))(x)
     gap = float(np.max(np.abs(together - one_by_one)))

@@ -15,7 +15,7 @@ CONSTRUCTORS = {
     "wrong objective": (
         lambda: ng.NaturalGradient(classifier, 3),
         TypeError,
-        "`Term` needs an `objective`.*but got `int`",
+        "`NaturalGradient` needs an `objective`.*but got `int`",
     ),
     "two objectives": (
         lambda: ng.NaturalGradient(ng.Terms(a=ng.Term(classifier, ng.LeastSquares())), ng.LeastSquares()),
@@ -196,7 +196,7 @@ INITS = {
     "multiplier path": (
         dict(damping=ng.ConstantDamping(0.1, multipliers={"third": 2.0})),
         ValueError,
-        "`multipliers`: there is no parameter at `third`",
+        "no parameter at `third`, which is a path in `multipliers`",
     ),
     "corrected units": (
         dict(structure=ng.EKFAC(), damping=ng.ConstantDamping(0.1, shape="diagonal")),
@@ -297,7 +297,7 @@ def test_fallbacks_are_warned_of_when_a_run_begins():
     opt = ng.NaturalGradient(lambda params, x: jnp.tanh(x @ (params["w"] * mask)), ng.LeastSquares())
     batch = x, normal(4, 6, 12)
     for init in (lambda: opt.init(params, batch), lambda: ng.as_optax(opt, batch).init(params)):
-        with pytest.warns(UserWarning, match="`KFAC`: `params\\['w'\\]` is diagonal") as caught:
+        with pytest.warns(UserWarning, match="`NaturalGradient.init`: `params\\['w'\\]` is diagonal") as caught:
             init()
         # Not at a line of the package; that of the user is hidden here by those who check types at run time.
         package = str(Path(ng.__file__).parent)

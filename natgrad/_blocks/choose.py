@@ -17,6 +17,7 @@ from natgrad._blocks.kronecker import Kronecker
 from natgrad._blocks.masks import check_masks, masks_of
 from natgrad._blocks.paths import check_paths, option_for
 from natgrad._blocks.uses import View
+from natgrad._check import caller
 from natgrad._operator.place import Place, part
 from natgrad._sites.layers import Layer, Rest, Units, Weight, find_layers
 from natgrad._sites.routes import Route
@@ -42,34 +43,32 @@ class Rules:
     oversized: str = "diagonal"
 
 
-def check_rules(rules: Rules, subject: str) -> Rules:
+def check_rules(rules: Rules) -> Rules:
     """The rules in a form that can be compared, if they are sound."""
     allowed = {"sharing": ("expand", "reduce"), "bias": ("joint", "separate"), "oversized": ("diagonal", "blocked")}
     for name, choices in allowed.items():
         if getattr(rules, name) not in choices:
-            raise ValueError(f"{subject} needs `{name}` to be one of {choices}, but got {getattr(rules, name)!r}.")
+            raise ValueError(f"{caller()} needs `{name}` to be one of {choices}, but got {getattr(rules, name)!r}.")
     if not isinstance(rules.structures, Mapping):
-        raise TypeError(f"{subject} needs `structures` to map paths to structures, but got {rules.structures!r}.")
+        raise TypeError(f"{caller()} needs `structures` to map paths to structures, but got {rules.structures!r}.")
     for path, structure in rules.structures.items():
         if structure not in STRUCTURES:
-            raise ValueError(f"{subject} needs a structure among {STRUCTURES} for `{path}`, but got {structure!r}.")
+            raise ValueError(f"{caller()} needs a structure among {STRUCTURES} for `{path}`, but got {structure!r}.")
     for name in ("max_factor", "max_dense"):
         value = getattr(rules, name)
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{subject} needs `{name}` to be a whole number of at least 1, but got {value}.")
+            raise ValueError(f"{caller()} needs `{name}` to be a whole number of at least 1, but got {value}.")
     return replace(rules, structures=tuple(sorted(rules.structures.items())))
 
 
-def choose(
-    trace: Trace, routes: Sequence[Route], rules: Rules, masks: Mapping[str, Array], subject: str
-) -> list[Assignment]:
+def choose(trace: Trace, routes: Sequence[Route], rules: Rules, masks: Mapping[str, Array]) -> list[Assignment]:
     """Blocks that cover every entry of every parameter once, with all its uses."""
-    check_paths(dict(rules.structures), trace.names, subject)
-    chooser = Chooser(trace, routes, rules, masks, subject)
+    check_paths(dict(rules.structures), trace.names, "structures")
+    chooser = Chooser(trace, routes, rules, masks)
     layers = find_layers(trace, routes)
     _check_uses(layers, routes)
     weights = [trace.names[layer.leaf] for layer in layers if isinstance(layer, Weight)]
-    check_masks(masks, trace.names, weights, subject)
+    check_masks(masks, trace.names, weights)
     found = {one.place: one for layer in layers for one in chooser.assign(layer)}
     covered = list(found.values())
     covered += chooser.uncovered(covered)
@@ -82,7 +81,6 @@ class Chooser:
     routes: Sequence[Route]
     rules: Rules
     masks: Mapping[str, Array]
-    subject: str
 
     def assign(self, layer: Layer) -> list[Assignment]:
         match layer:
@@ -98,7 +96,7 @@ class Chooser:
         plain = [bias for bias in weight.biases if asked[bias.leaf] in (None, *FACTORED)]
         is_plain = asked[weight.leaf] in (None, *FACTORED)
         joined = plain[0] if plain and is_plain and self.rules.bias == "joint" else None
-        masks = masks_of(self.masks, weight, self.trace, self.subject)
+        masks = masks_of(self.masks, weight, self.trace)
         found = []
         if is_plain:
             parts = [self._part(weight.leaf, weight.entries)]
@@ -159,7 +157,7 @@ class Chooser:
         reason = "it acts entry by entry" if is_entrywise else reason or f"used by `{route.uses[0].site.primitive}`"
         if asked in FACTORED:
             raise ValueError(
-                f"{self.subject}: `{self.trace.names[leaf]}` cannot have a Kronecker structure, because {reason}. "
+                f"{caller()}: `{self.trace.names[leaf]}` cannot have a Kronecker structure, because {reason}. "
                 "Choose 'dense' or 'diagonal' for it."
             )
         if asked == "dense" or (asked is None and math.prod(struct.shape) <= self.rules.max_dense):

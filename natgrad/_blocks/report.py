@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from natgrad import _text
 from natgrad._blocks.base import Assignment
+from natgrad._check import caller
 from natgrad._operator.base import AbstractBlock
 from natgrad._sites.routes import Route
 from natgrad._sites.trace import Trace
@@ -48,10 +49,10 @@ class StructureReport(Mapping[str, BlockReport]):
         """Which parameters got less than their structure, and why."""
         return "; ".join(f"`{row.path}` is {row.structure} ({row.reason})" for row in self.fallbacks)
 
-    def warn_of_fallbacks(self, subject: str) -> None:
+    def warn_of_fallbacks(self) -> None:
         """Warn at the line that called the library."""
         if self.fallbacks:
-            _text.warn(f"{subject}: {self.describe_fallbacks()}. `report()` has the details.")
+            _text.warn(f"{caller()}: {self.describe_fallbacks()}. `report()` has the details.")
 
     def __getitem__(self, path: str) -> BlockReport:
         return {row.path: row for row in self.rows}[path]

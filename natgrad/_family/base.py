@@ -227,70 +227,70 @@ class AbstractFamily(eqx.Module):
 
     def _check_natural(self, eta: Natural, method: str, name: str = "eta") -> Natural:
         """`eta` as arrays of this family's shapes, inside its domain; or an error that says why not."""
-        subject = f"`{type(self).__name__}.{method}`: natural parameter `{name}`"
-        eta = self._arrays(eta, subject)
-        return require(eta, [all_finite(eta), *self._natural_domain(eta)], subject)
+        label = f"`{type(self).__name__}.{method}`: natural parameter `{name}`"
+        eta = self._arrays(eta, label)
+        return require(eta, [all_finite(eta), *self._natural_domain(eta)], label)
 
     def _check_moments(self, xi: Moments, method: str, name: str = "moment `xi`") -> Moments:
         """`xi` as arrays of this family's shapes, inside its domain; or an error that says why not."""
-        subject = f"`{type(self).__name__}.{method}`: {name}"
-        xi = self._arrays(xi, subject)
-        return require(xi, [all_finite(xi), *self._moment_domain(xi)], subject)
+        label = f"`{type(self).__name__}.{method}`: {name}"
+        xi = self._arrays(xi, label)
+        return require(xi, [all_finite(xi), *self._moment_domain(xi)], label)
 
     def _check_observation(
         self, x: Observation, method: str, eta: Natural | None = None, name: str = "observation `x`"
     ) -> Observation:
         """`x` as an array this family can have produced, of the shape that belongs to `eta`."""
-        subject = f"`{type(self).__name__}.{method}`: {name}"
-        x = self._observed(x, subject, None if eta is None else jax.tree.leaves(eta)[0].dtype)
+        label = f"`{type(self).__name__}.{method}`: {name}"
+        x = self._observed(x, label, None if eta is None else jax.tree.leaves(eta)[0].dtype)
         family = self if eta is None else self._sized(eta)
         shape = jax.tree.map(jnp.shape, x)
         if eta is not None and (expected := self._observation_shape(eta)) != shape:
             raise ValueError(
-                f"{subject} must have shape {expected} to match the parameters, but got {shape}. "
+                f"{label} must have shape {expected} to match the parameters, but got {shape}. "
                 "A family takes one observation at a time: map over a batch with `jax.vmap`."
             )
-        return require(x, [all_finite(x), *family._support(x)], subject)
+        return require(x, [all_finite(x), *family._support(x)], label)
 
     def _sized(self, eta: Natural) -> "AbstractFamily":
         """This family, with what its parameters reveal about the support."""
         del eta
         return self
 
-    def _arrays(self, value: PyTree, subject: str) -> PyTree:
+    def _arrays(self, value: PyTree, label: str) -> PyTree:
         shapes = self._event_shapes
         parts = value if len(shapes) > 1 else (value,)
         if not isinstance(parts, tuple | list) or len(parts) != len(shapes):
-            raise TypeError(f"{subject} must be a tuple of {len(shapes)} arrays, but got `{type(value).__name__}`.")
-        arrays = _tree.promote(*(real_array(part, subject) for part in parts))
+            raise TypeError(f"{label} must be a tuple of {len(shapes)} arrays, but got `{type(value).__name__}`.")
+        arrays = _tree.promote(*(real_array(part, label) for part in parts))
         leads = set()
         for array, shape in zip(arrays, shapes, strict=True):
-            lead, event = check_event(array, shape, subject)
+            lead, event = check_event(array, shape, label)
             if len(event) == 2 and event[0] != event[1]:
                 raise ValueError(
-                    f"{subject} must be square matrices, but got shape {array.shape}. "
+                    f"{label} must be square matrices, but got shape {array.shape}. "
                     "Pass the whole symmetric matrix, not a triangle."
                 )
             leads.add(lead)
         if len(leads) > 1:
-            raise ValueError(f"{subject} must agree in their leading axes, but got {sorted(leads)}.")
+            raise ValueError(f"{label} must agree in their leading axes, but got {sorted(leads)}.")
         return tuple(arrays) if len(shapes) > 1 else arrays[0]
 
-    def _observed(self, x: Observation, subject: str, dtype: jnp.dtype | None) -> Observation:
+    def _observed(self, x: Observation, label: str, dtype: jnp.dtype | None) -> Observation:
         if self.observation_type is int:
-            return integer_array(x, subject)
+            return integer_array(x, label)
         given: Any = getattr(x, "dtype", None)
         if given is not None and (jnp.issubdtype(given, jnp.integer) or jnp.issubdtype(given, jnp.bool_)):
             x = x.astype(dtype or jnp.result_type(float))
-        x = real_array(x, subject, dtype)
-        check_event(x, self._event_shapes[0][: self.observation_ndim], subject)
+        x = real_array(x, label, dtype)
+        check_event(x, self._event_shapes[0][: self.observation_ndim], label)
         return x
 
     def _target(self, eta: Natural, y: Any) -> Observation:
         """The target of a likelihood, as this family observes it where the parameters are `eta`."""
-        subject = f"The target of `{type(self).__name__}`"
-        observed = self._observed(y, subject, jax.tree.leaves(eta)[0].dtype)
-        return aligned(observed, self._observation_shape(eta), subject)
+        label = f"The target of `{type(self).__name__}`"
+        observed = self._observed(y, label, jax.tree.leaves(eta)[0].dtype)
+        return aligned(observed, self._observation_shape(eta), label)
 
     def _observation_shape(self, eta: Natural) -> tuple[int, ...]:
         first = jax.tree.leaves(eta)[0]
@@ -322,13 +322,13 @@ def all_finite(tree: PyTree) -> Requirement:
     return Requirement(jnp.all(finite), "finite numbers", "Look for an overflow or a division by zero upstream.")
 
 
-def same_shapes(x: PyTree, y: PyTree, subject: str) -> None:
+def same_shapes(x: PyTree, y: PyTree, label: str) -> None:
     shapes = [[leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (x, y)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"{subject} needs two parameters of the same shape, but got {shapes[0]} and {shapes[1]}.")
+        raise ValueError(f"{label} needs two parameters of the same shape, but got {shapes[0]} and {shapes[1]}.")
 
 
-def check_event(array: Array, wanted: tuple[int | None, ...], subject: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def check_event(array: Array, wanted: tuple[int | None, ...], label: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Leading shape and event shape of an array, the latter as wanted; or an error that says why not."""
     split = max(array.ndim - len(wanted), 0)
     lead, event = array.shape[:split], array.shape[split:]
@@ -337,5 +337,5 @@ def check_event(array: Array, wanted: tuple[int | None, ...], subject: str) -> t
     )
     if not fits:
         sizes = ", ".join("any above 0" if want is None else str(want) for want in wanted)
-        raise ValueError(f"{subject} must have trailing shape (..., {sizes}), but got {array.shape}.")
+        raise ValueError(f"{label} must have trailing shape (..., {sizes}), but got {array.shape}.")
     return lead, event

@@ -26,10 +26,10 @@ class Gaussian(AbstractFamily):
 
     def from_mean(self, mean: object, covariance: object) -> tuple[Array, Array]:
         r"""Natural parameters of $\mathcal{N}(\mu, \Sigma)$."""
-        subject = "`Gaussian.from_mean`: `(mean, covariance)`"
-        given = self._arrays((mean, covariance), subject)
+        label = "`Gaussian.from_mean`: `(mean, covariance)`"
+        given = self._arrays((mean, covariance), label)
         requirements = [all_finite(given), *positive_definite(given[1], "the covariance")]
-        return natural_of(*require(given, requirements, subject))
+        return natural_of(*require(given, requirements, label))
 
     def to_mean(self, eta: Natural) -> tuple[Array, Array]:
         r"""Mean and covariance of natural parameters."""

@@ -20,19 +20,18 @@ class GaussianMean(AbstractFamily):
     covariance: Float[Array, "..."]
 
     def __init__(self, covariance: object = 1.0):
-        subject = "`GaussianMean`: `covariance`"
-        covariance = real_array(covariance, subject)
+        label = "`GaussianMean`: `covariance`"
+        covariance = real_array(covariance, label)
         if covariance.ndim > 2 or (covariance.ndim == 2 and covariance.shape[0] != covariance.shape[1]):
             raise ValueError(
-                f"{subject} must be a number, a vector of variances or a square matrix, "
-                f"but got shape {covariance.shape}."
+                f"{label} must be a number, a vector of variances or a square matrix, but got shape {covariance.shape}."
             )
         if covariance.ndim == 2:
             requirements = [all_finite(covariance), *positive_definite(covariance, "it")]
-            self.covariance = symmetrise(require(covariance, requirements, subject))
+            self.covariance = symmetrise(require(covariance, requirements, label))
         else:
             positive = Requirement(jnp.all(covariance > 0), "positive variances", "Pass variances, not deviations.")
-            self.covariance = require(covariance, [all_finite(covariance), positive], subject)
+            self.covariance = require(covariance, [all_finite(covariance), positive], label)
 
     @property
     def observation_ndim(self):

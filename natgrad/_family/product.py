@@ -88,14 +88,14 @@ class Product(AbstractFamily):
     def _entropy(self, eta):
         return self._sum("_entropy", eta)
 
-    def _arrays(self, value, subject):
-        parts = self._split(value, subject)
-        arrays = [f._arrays(part, subject) for f, part in zip(self._parts, parts, strict=True)]
+    def _arrays(self, value, label):
+        parts = self._split(value, label)
+        arrays = [f._arrays(part, label) for f, part in zip(self._parts, parts, strict=True)]
         return self._unflatten(_tree.promote(*arrays))
 
-    def _observed(self, x, subject, dtype):
-        parts = self._split(x, subject)
-        return self._unflatten([f._observed(part, subject, dtype) for f, part in zip(self._parts, parts, strict=True)])
+    def _observed(self, x, label, dtype):
+        parts = self._split(x, label)
+        return self._unflatten([f._observed(part, label, dtype) for f, part in zip(self._parts, parts, strict=True)])
 
     def _observation_shape(self, eta):
         return self._map("_observation_shape", eta)
@@ -107,12 +107,12 @@ class Product(AbstractFamily):
     def _parts(self) -> list[AbstractFamily]:
         return jax.tree.leaves(self.families, is_leaf=is_family)
 
-    def _split(self, value, subject="`Product`: a parameter"):
+    def _split(self, value, label="`Product`: a parameter"):
         try:
             return jax.tree.structure(self.families, is_leaf=is_family).flatten_up_to(value)
         except (ValueError, TypeError) as error:
             raise TypeError(
-                f"{subject} must have the structure of `Product.families`, but {str(error).rstrip('.')}."
+                f"{label} must have the structure of `Product.families`, but {str(error).rstrip('.')}."
             ) from error
 
     def _unflatten(self, parts):

@@ -21,10 +21,10 @@ def hessian_factor(function: Function, z: Output) -> Output:
     return jax.vmap(_tree.unravel_like(z))(_linalg.square_root(matrix).T)
 
 
-def check_semidefinite(function: Function, z: Output, subject: str, needs: str, remedy: str) -> None:
+def check_semidefinite(function: Function, z: Output, label: str, needs: str, remedy: str) -> None:
     """Refuse a concrete `z` where the Hessian has a negative eigenvalue, or is not finite."""
     if not is_concrete(z):
         return
     factor = hessian_factor(function, z)
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(factor)]))
-    require(z, [Requirement(finite, needs, remedy)], subject)
+    require(z, [Requirement(finite, needs, remedy)], label)

@@ -119,13 +119,13 @@ class Scaled(AbstractGeometry):
     scale: Float[Array, ""]
 
     def __init__(self, geometry: AbstractGeometry, scale: Any):
-        subject = "Scaling a geometry"
-        scale = real_array(scale, subject)
+        label = "Scaling a geometry"
+        scale = real_array(scale, label)
         if scale.ndim:
-            raise ValueError(f"{subject} takes one number, but got an array of shape {scale.shape}.")
+            raise ValueError(f"{label} takes one number, but got an array of shape {scale.shape}.")
         positive = Requirement(scale > 0, "a positive number", "Leave the geometry out to switch it off.")
         self.geometry = geometry
-        self.scale = require(scale, [positive], subject, traced=False)
+        self.scale = require(scale, [positive], label, traced=False)
 
     def _dissimilarity(self, z, z0):
         rho = self.geometry._dissimilarity(z, z0)

@@ -33,7 +33,7 @@ class Dissimilarity(AbstractGeometry):
         return gaussian_sample(self._factor(z), key)
 
     def _check(self, z, method):
-        subject = f"`Dissimilarity.{method}`"
+        label = f"`Dissimilarity.{method}`"
         if not is_concrete(z):
             return
         gradient = jax.grad(self._from(z))(z)
@@ -44,11 +44,11 @@ class Dissimilarity(AbstractGeometry):
             "`rho(z, z0)` to have zero gradient where `z = z0`",
             "Use a function that is least there, such as a squared distance rather than a distance.",
         )
-        require(gradient, [flat], subject)
+        require(gradient, [flat], label)
         check_semidefinite(
             self._from(z),
             z,
-            subject,
+            label,
             "`rho(z, z0)` to have a minimum where `z = z0` (its Hessian positive semidefinite)",
             "Check its sign.",
         )

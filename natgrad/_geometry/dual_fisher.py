@@ -32,9 +32,9 @@ class DualFisher(AbstractGeometry):
         return gaussian_sample(self._factor(z), key)
 
     def _check(self, z, method):
-        subject = f"`DualFisher.{method}` of `{type(self.family).__name__}`: moment `z`"
-        xi = self.family._arrays(z, subject)
-        require(xi, [all_finite(xi), *self.family._moment_domain(xi)], subject, traced=False)
+        label = f"`DualFisher.{method}` of `{type(self.family).__name__}`: moment `z`"
+        xi = self.family._arrays(z, label)
+        require(xi, [all_finite(xi), *self.family._moment_domain(xi)], label, traced=False)
 
     def _contains(self, z):
         return are_met([all_finite(z), *self.family._moment_domain(z)])

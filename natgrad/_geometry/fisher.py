@@ -49,9 +49,9 @@ class Fisher(AbstractGeometry):
 
     def _check(self, z, method):
         name = "z" if self.chart is None else "chart(z)"
-        subject = f"`Fisher.{method}` of `{type(self.family).__name__}`: natural parameter `{name}`"
-        eta = self.family._arrays(self._natural(z), subject)
-        require(eta, [all_finite(eta), *self.family._natural_domain(eta)], subject, traced=False)
+        label = f"`Fisher.{method}` of `{type(self.family).__name__}`: natural parameter `{name}`"
+        eta = self.family._arrays(self._natural(z), label)
+        require(eta, [all_finite(eta), *self.family._natural_domain(eta)], label, traced=False)
 
     def _contains(self, z):
         eta = self._natural(z)

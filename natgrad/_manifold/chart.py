@@ -2,7 +2,10 @@ from collections.abc import Callable
 
 from jaxtyping import PyTree
 
+from natgrad._check import public
 
+
+@public
 def reparametrise(model: Callable, chart: Callable[[PyTree], PyTree]) -> Callable:
     r"""The same model in other coordinates: `model(chart(theta), x)` as a function of `theta` and `x`.
 

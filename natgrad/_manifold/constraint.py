@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from natgrad import _linalg
-from natgrad._check import Requirement, real_array, require
+from natgrad._check import Requirement, public, real_array, require
 from natgrad._types import Scalar
 
 
@@ -151,6 +151,7 @@ class Penalty(AbstractRule):
         return w + fraction * step, fraction
 
 
+@public
 def constrained_step(
     constraint: AbstractConstraint, w: Any, step: Any, *, rule: AbstractRule | None = None
 ) -> ConstrainedStep:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _linalg, _tree
-from natgrad._check import Requirement, is_concrete, require
+from natgrad._check import Requirement, is_concrete, public, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._manifold.chart import reparametrise
 from natgrad._metric.pullback import pullback
@@ -32,7 +32,7 @@ class Task(NamedTuple):
     has_aux: bool = False
 
     def outputs(self, params: PyTree) -> Output:
-        return of_params(without_aux(self.model, self.has_aux), self.x, "`Task`")(params)
+        return of_params(without_aux(self.model, self.has_aux), self.x)(params)
 
     def cost(self, params: PyTree) -> Scalar:
         return jnp.mean(jax.vmap(self.loss)(self.outputs(params), self.y))
@@ -71,6 +71,7 @@ class Invariance(eqx.Module):
         return slope(self.rates, self.gradient_error)
 
 
+@public
 def check_invariance(
     task: Task,
     params: PyTree,
@@ -119,6 +120,7 @@ class Projection(eqx.Module):
     error: Scalar
 
 
+@public
 def check_projection(task: Task, params: PyTree) -> Projection:
     r"""Verify at a point that the natural gradient, pushed forward to the outputs, is the gradient of the loss on
     the outputs, projected onto what the parameters can reach: $J G^+ J^\top d = \Pi\,M^+ d$, where $M$ is the metric

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from natgrad import _linalg, _tree
+from natgrad._check import public
 from natgrad._metric.base import AbstractMetric
 from natgrad._types import Scalar
 
@@ -16,6 +17,7 @@ class Rank(eqx.Module):
     cutoff: Scalar
 
 
+@public
 def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
     r"""How many independent directions of the parameters move the outputs, and how many (the nullity) move none.
 
@@ -35,6 +37,7 @@ def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
     return Rank(count, size - count, spectrum, jnp.asarray(cutoff, spectrum.dtype))
 
 
+@public
 def null_space(metric: AbstractMetric, *, rtol: float | None = None) -> PyTree:
     """An orthonormal basis of the directions that the metric gives no length, along a new leading axis of trees like
     the parameters (dense: for few parameters)."""

@@ -10,7 +10,7 @@ import lineax as lx
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import Requirement, real_array, require
+from natgrad._check import Requirement, public, real_array, require
 from natgrad._model import check_structure
 from natgrad._types import Key, Matrix, Scalar
 from natgrad._vector import Covector, Vector, untyped
@@ -70,16 +70,18 @@ class AbstractMetric(lx.AbstractLinearOperator):
 
     # What follows --------------------------------------------------------------------------------------
 
+    @public
     def mv(self, vector: PyTree) -> PyTree:
         r"""The product $G v$. A `Vector` gives a `Covector`."""
-        tree, typed = untyped(vector, Vector, f"`{type(self).__name__}.mv`")
+        tree, typed = untyped(vector, Vector)
         check_structure(self.in_structure(), tree, f"`{type(self).__name__}.mv`")
         product = self._mv(tree)
         return Covector(product) if typed else product
 
+    @public
     def inner(self, u: PyTree, v: PyTree) -> Scalar:
         r"""$u^\top G v$."""
-        return _tree.vdot(untyped(u, Vector, "`inner`")[0], self.mv(untyped(v, Vector, "`inner`")[0]))
+        return _tree.vdot(untyped(u, Vector)[0], self.mv(untyped(v, Vector)[0]))
 
     def norm(self, v: PyTree) -> Scalar:
         r"""$\sqrt{v^\top G v}$."""
@@ -266,13 +268,13 @@ class ScaledMetric(AbstractDerivedMetric):
     scale: Float[Array, ""]
 
     def __init__(self, metric: AbstractMetric, scale: Any):
-        subject = "A multiple of a metric"
-        scale = real_array(scale, subject)
+        label = "A multiple of a metric"
+        scale = real_array(scale, label)
         if scale.ndim:
-            raise ValueError(f"{subject} takes one number, but got an array of shape {scale.shape}.")
+            raise ValueError(f"{label} takes one number, but got an array of shape {scale.shape}.")
         allowed = Requirement(scale >= 0, "a number of at least 0", "Negate it as a `lineax` operator with `-metric`.")
         self.metric = metric
-        self.scale = require(scale, [allowed], subject, traced=False)
+        self.scale = require(scale, [allowed], label, traced=False)
 
     def _mv(self, v):
         return _tree.scale(self.scale, self.metric._mv(v))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.report import StructureReport
-from natgrad._check import check_damping, real_array
+from natgrad._check import check_damping, public, real_array
 from natgrad._metric.base import AbstractMetric
 from natgrad._model import check_structure, finite
 from natgrad._operator import batched, damped, factor
@@ -28,6 +28,7 @@ class Blocks(eqx.Module):
     places: tuple[Place, ...] = eqx.field(static=True)
     structure: tuple = eqx.field(static=True)
 
+    @public
     def mv(self, v: PyTree) -> PyTree:
         return _tree.cast_like(self._mapped(lambda block, part: block.mv(part), v), v)
 
@@ -126,6 +127,7 @@ class BlockMetric(AbstractMetric):
         """The structure of every parameter: a table when printed, a mapping by path for programs."""
         return self._report
 
+    @public
     def inverse(
         self, damping: Any = 0.0, *, factored: bool = False, previous: "BlockInverse | None" = None
     ) -> "BlockInverse":
@@ -140,7 +142,7 @@ class BlockMetric(AbstractMetric):
         - `previous`: an inverse of the same model, whose blocks are kept where the new ones are not finite.
 
         `BlockInverse.failures` counts the blocks for which anything had to be done."""
-        is_undamped = check_damping(damping, "`BlockMetric.inverse`")
+        is_undamped = check_damping(damping)
         damping = real_array(damping, "`BlockMetric.inverse`: `damping`")
         if previous is not None and not isinstance(previous, BlockInverse):
             raise TypeError(
@@ -148,9 +150,10 @@ class BlockMetric(AbstractMetric):
             )
         return _inverse(self.operator, damping, factored and not is_undamped, previous)
 
+    @public
     def logdet(self, damping: Any = 0.0) -> Scalar:
         r"""$\log\det(G + \lambda I)$; minus infinity for a singular metric without damping."""
-        check_damping(damping, "`BlockMetric.logdet`")
+        check_damping(damping)
         return _logdet(self.operator, real_array(damping, "`BlockMetric.logdet`: `damping`"))
 
     def sqrt(self) -> "BlockMetric":
@@ -191,9 +194,10 @@ class BlockInverse(eqx.Module):
     operator: Blocks
     failures: Int[Array, ""]
 
+    @public
     def mv(self, covector: PyTree) -> PyTree:
         r"""$(G + \lambda I)^{-1}g$. A `Covector` gives a `Vector`."""
-        tree, typed = untyped(covector, Covector, "`BlockInverse.mv`")
+        tree, typed = untyped(covector, Covector)
         check_structure(self.operator.struct, tree, "`BlockInverse.mv`")
         product = self.operator.mv(tree)
         return Vector(product) if typed else product

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from natgrad import _tree
-from natgrad._check import Requirement, require
+from natgrad._check import Requirement, caller, public, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.samples import forward_in, power_sum
@@ -66,6 +66,7 @@ class DiagonalMetric(AbstractMetric):
         return jnp.sqrt(_tree.flatten(self.entries)[0])
 
 
+@public
 def diagonal(
     model: Callable,
     geometry: AbstractGeometry,
@@ -94,27 +95,26 @@ def diagonal(
       rather too large for the diagonal of these very examples.
     - `in_axes`, `has_aux`, `check`, `budget`: as for `per_example`.
     """
-    subject = "`diagonal`"
     if num_samples < 1:
-        raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
-    if key is not None and standard_error and num_samples * num_examples(x, subject, in_axes) < 2:
+        raise ValueError(f"{caller()} needs `num_samples` of at least 1, but got {num_samples}.")
+    if key is not None and standard_error and num_samples * num_examples(x, in_axes) < 2:
         raise ValueError(
-            f"{subject} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`."
+            f"{caller()} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`."
         )
-    check_params(params, subject)
+    check_params(params)
     model = without_aux(model, has_aux)
-    is_left = check and check_model(model, params, x, in_axes, subject)
+    is_left = check and check_model(model, params, x, in_axes)
     estimate = _estimated if key is not None else _exact
     sampling = (key, num_samples) if key is not None else ()
     model = _tree.as_callable(model)
     metric = estimate(model, geometry, params, x, standard_error, in_axes, budget, is_left, *sampling)
-    require(metric.entries, [finite(metric.entries)], f"{subject}: every square", traced=False)
+    require(metric.entries, [finite(metric.entries)], f"{caller()}: every square", traced=False)
     return metric
 
 
 @eqx.filter_jit
 def _exact(model, geometry, params, x, standard_error, in_axes, budget, check) -> DiagonalMetric:
-    forward = forward_in(geometry, model, params, x, in_axes, budget, check, "diagonal")
+    forward = forward_in(geometry, model, params, x, in_axes, budget, check)
     count = forward.trace.num_examples
     entries = _tree.scale(1 / count, power_sum(forward, factor_columns(geometry, forward.z)))
     return DiagonalMetric(entries, jax.tree.map(jnp.zeros_like, entries) if standard_error else None, count)
@@ -122,7 +122,7 @@ def _exact(model, geometry, params, x, standard_error, in_axes, budget, check) -
 
 @eqx.filter_jit
 def _estimated(model, geometry, params, x, standard_error, in_axes, budget, check, key, num_samples) -> DiagonalMetric:
-    forward = forward_in(geometry, model, params, x, in_axes, budget, check, "diagonal")
+    forward = forward_in(geometry, model, params, x, in_axes, budget, check)
     count = forward.trace.num_examples
     total = count * num_samples
     draws = sample_columns(geometry, forward.z, key, num_samples)

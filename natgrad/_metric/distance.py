@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from natgrad._check import caller, public
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._model import check_outputs, check_params, check_structure, num_examples, of_params, without_aux
 from natgrad._types import Scalar
 
 
+@public
 def function_distance(
     model: Callable,
     geometry: AbstractGeometry,
@@ -23,9 +25,8 @@ def function_distance(
 
     Its Hessian in `other` at `other = params` is the pullback metric. With `has_aux` the model returns `(z, aux)`, and
     `aux` is left out."""
-    subject = "`function_distance`"
-    check_params(params, subject)
-    check_structure(params, other, f"{subject}: `other`")
-    function = of_params(without_aux(model, has_aux), x, subject)
-    check_outputs(jax.eval_shape(function, params), num_examples(x, subject), subject)
+    check_params(params)
+    check_structure(params, other, f"{caller()}: `other`")
+    function = of_params(without_aux(model, has_aux), x)
+    check_outputs(jax.eval_shape(function, params), num_examples(x))
     return jnp.mean(jax.vmap(geometry.dissimilarity)(function(other), function(params)))

@@ -4,12 +4,14 @@ from typing import Any
 from jaxtyping import PyTree
 
 from natgrad._blocks.choose import Rules
+from natgrad._check import public
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.factored import Request
 from natgrad._types import Key
 
 
+@public
 def ekfac(
     model: Callable,
     geometry: AbstractGeometry,
@@ -45,5 +47,5 @@ def ekfac(
     """
     chosen = {} if structures is None else structures
     rules = Rules("eigenvalue-corrected", sharing, bias, chosen, max_factor, oversized=oversized)
-    request = Request("`ekfac`", rules, num_samples, strict, in_axes, has_aux, check, budget)
+    request = Request(rules, num_samples, strict, in_axes, has_aux, check, budget)
     return request.build(model, geometry, params, x, key, mask, basis)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import caller, public
 from natgrad._metric.base import AbstractMetric
 from natgrad._types import Key
 
@@ -19,16 +20,18 @@ class Estimate(eqx.Module):
     standard_error: PyTree
 
 
+@public
 def diagonal_estimate(metric: AbstractMetric, key: Key, num_samples: int = 100) -> Estimate:
     r"""The diagonal of a metric as the average of $v \odot G v$ over random signs $v$ (Hutchinson): one product a
     sample, whatever the number of parameters."""
-    return _average(lambda key: _probe(metric, key), key, num_samples, "`diagonal_estimate`")
+    return _average(lambda key: _probe(metric, key), key, num_samples)
 
 
+@public
 def trace_estimate(metric: AbstractMetric, key: Key, num_samples: int = 100) -> Estimate:
     r"""The trace of a metric as the average of $v^\top G v$ over random signs $v$ (Hutchinson)."""
     total = lambda key: jnp.sum(_tree.flatten(_probe(metric, key))[0])
-    return _average(total, key, num_samples, "`trace_estimate`")
+    return _average(total, key, num_samples)
 
 
 def _probe(metric: AbstractMetric, key: Key) -> PyTree:
@@ -37,10 +40,10 @@ def _probe(metric: AbstractMetric, key: Key) -> PyTree:
     return jax.tree.map(lambda v, gv: v * gv, signs, metric.mv(signs))
 
 
-def _average(draw: Any, key: Key, num_samples: int, subject: str) -> Estimate:
+def _average(draw: Any, key: Key, num_samples: int) -> Estimate:
     if num_samples < 2:
         raise ValueError(
-            f"{subject} needs at least 2 samples for a standard error, but got `num_samples={num_samples}`."
+            f"{caller()} needs at least 2 samples for a standard error, but got `num_samples={num_samples}`."
         )
     draws = jax.lax.map(draw, jax.random.split(key, num_samples))
     mean = jax.tree.map(lambda d: jnp.mean(d, axis=0), draws)

@@ -17,7 +17,7 @@ from natgrad._blocks.eigen import Corrected
 from natgrad._blocks.kronecker import Kronecker
 from natgrad._blocks.masks import check_mask, mask_outputs
 from natgrad._blocks.report import make_report
-from natgrad._check import is_concrete
+from natgrad._check import caller, is_concrete
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.blocks import BlockMetric, Blocks, by_block
 from natgrad._metric.diagonal import factor_columns, sample_columns
@@ -37,7 +37,6 @@ from natgrad._types import Key, Output
 class Request(NamedTuple):
     """What `kfac` or `ekfac` was asked for, beyond the model and its data."""
 
-    subject: str
     rules: Rules
     num_samples: int
     strict: bool
@@ -56,33 +55,32 @@ class Request(NamedTuple):
         mask: Any,
         basis: BlockMetric | None = None,
     ) -> BlockMetric:
-        subject = self.subject
         if not isinstance(self.num_samples, int) or self.num_samples < 1:
             raise ValueError(
-                f"{subject} needs `num_samples` to be a whole number of at least 1, but got {self.num_samples}."
+                f"{caller()} needs `num_samples` to be a whole number of at least 1, but got {self.num_samples}."
             )
-        rules = check_rules(self.rules, subject)
-        check_params(params, subject)
-        masks = check_mask(mask, num_examples(x, subject, self.in_axes), subject)
+        rules = check_rules(self.rules)
+        check_params(params)
+        masks = check_mask(mask, num_examples(x, self.in_axes))
         model = without_aux(model, self.has_aux)
-        is_left = self.check and check_model(model, params, x, self.in_axes, subject)
+        is_left = self.check and check_model(model, params, x, self.in_axes)
         request = self._replace(rules=rules, check=is_left)
         metric = _computed(_tree.as_callable(model), geometry, params, x, key, masks, basis, request)
         self._warn_of_fallbacks(metric)
-        _require_finite(metric, subject)
+        _require_finite(metric)
         return metric
 
     def _warn_of_fallbacks(self, metric: BlockMetric) -> None:
         report = metric.report()
         if report.fallbacks and self.strict:
             raise ValueError(
-                f"{self.subject} with `strict=True` needs a structure for every parameter, but "
+                f"{caller()} with `strict=True` needs a structure for every parameter, but "
                 f"{report.describe_fallbacks()}. Say what you want for them with `structures={{path: ...}}`."
             )
-        report.warn_of_fallbacks(self.subject)
+        report.warn_of_fallbacks()
 
 
-def _require_finite(metric: BlockMetric, subject: str) -> None:
+def _require_finite(metric: BlockMetric) -> None:
     """Refuse factors that are not finite, where they are known."""
     paths, operator = list(metric.report()), metric.operator
     if not is_concrete(operator):
@@ -91,7 +89,7 @@ def _require_finite(metric: BlockMetric, subject: str) -> None:
     bad = [paths[place.parts[0].leaf] for place, good in zip(operator.places, are_finite, strict=True) if not good]
     if bad:
         raise ValueError(
-            f"{subject} needs finite numbers in every factor, but those of {', '.join(f'`{path}`' for path in bad)} "
+            f"{caller()} needs finite numbers in every factor, but those of {', '.join(f'`{path}`' for path in bad)} "
             "are not. Look for NaN or infinity in `params` and `x`, or for an overflow in the gradients."
         )
 
@@ -103,17 +101,16 @@ def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
 
 @eqx.filter_jit
 def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, request: Request) -> BlockMetric:
-    subject = request.subject
     options = request.in_axes, request.budget, request.check
-    forward = forward_in(geometry, model, params, x, *options, subject.strip("`"))
+    forward = forward_in(geometry, model, params, x, *options)
     if key is None:
         columns = factor_columns(geometry, forward.z)
     else:
         draws = sample_columns(geometry, forward.z, key, request.num_samples)
         columns = _tree.scale(request.num_samples**-0.5, draws)
-    batch = Batch(forward, mask_outputs(masks, columns, subject))
-    assignments = choose(forward.trace, forward.routes, request.rules, masks, subject)
-    assignments = batch.corrected(assignments, basis, subject)
+    batch = Batch(forward, mask_outputs(masks, columns))
+    assignments = choose(forward.trace, forward.routes, request.rules, masks)
+    assignments = batch.corrected(assignments, basis)
     return batch.metric(assignments, batch.blocks(assignments))
 
 
@@ -124,12 +121,12 @@ class Batch(NamedTuple):
     columns: Output
     weights: Float[Array, " N"] | None = None
 
-    def corrected(self, assignments: list[Assignment], basis: BlockMetric | None, subject: str) -> list[Assignment]:
+    def corrected(self, assignments: list[Assignment], basis: BlockMetric | None) -> list[Assignment]:
         """The assignments, with a basis for those whose eigenvalues are to be corrected."""
         wanted = [one for one in assignments if is_corrected(one)]
         if not wanted:
             return assignments
-        blocks = self.blocks(wanted) if basis is None else _given(basis, assignments, subject)
+        blocks = self.blocks(wanted) if basis is None else _given(basis, assignments)
         found = iter(bases(blocks))
         return [corrected(one, *next(found)) if is_corrected(one) else one for one in assignments]
 
@@ -166,15 +163,15 @@ def corrected(assignment: Any, inputs: Factor, outputs: Factor) -> Assignment:
     return Corrected(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
 
 
-def _given(basis: BlockMetric, assignments: Sequence[Assignment], subject: str) -> Sequence[AbstractBlock]:
+def _given(basis: BlockMetric, assignments: Sequence[Assignment]) -> Sequence[AbstractBlock]:
     """The blocks of a basis, if they are those that are wanted."""
     if not isinstance(basis, BlockMetric):
-        raise TypeError(f"{subject} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
+        raise TypeError(f"{caller()} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
     same = basis.operator.places == tuple(one.place for one in assignments)
     pairs = zip(assignments, basis.operator.blocks, strict=False)
     leading = [block for one, block in pairs if is_corrected(one)]
     if not same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in leading):
-        raise ValueError(f"{subject} got a `basis` of another model, or in other blocks.")
+        raise ValueError(f"{caller()} got a `basis` of another model, or in other blocks.")
     return leading
 
 

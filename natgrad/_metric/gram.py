@@ -6,7 +6,7 @@ import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import require
+from natgrad._check import caller, public, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.diagonal import factor_columns, sample_columns
 from natgrad._metric.samples import forward_in
@@ -15,6 +15,7 @@ from natgrad._per_example.probe import check_model
 from natgrad._types import Key
 
 
+@public
 def gram(
     model: Callable,
     geometry: AbstractGeometry,
@@ -35,19 +36,18 @@ def gram(
     draws of `geometry.sample`, divided by the root of their number, so that its eigenvalues estimate those of the
     metric all the same. `in_axes`, `has_aux`, `check` and `budget` are as for
     `per_example`."""
-    subject = "`gram`"
     if num_samples < 1:
-        raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
-    check_params(params, subject)
+        raise ValueError(f"{caller()} needs `num_samples` of at least 1, but got {num_samples}.")
+    check_params(params)
     model = without_aux(model, has_aux)
-    is_left = check and check_model(model, params, x, in_axes, subject)
+    is_left = check and check_model(model, params, x, in_axes)
     kernel = _gram(_tree.as_callable(model), geometry, params, x, key, num_samples, in_axes, budget, is_left)
-    return require(kernel, [finite(kernel)], f"{subject}: every product", traced=False)
+    return require(kernel, [finite(kernel)], f"{caller()}: every product", traced=False)
 
 
 @eqx.filter_jit
 def _gram(model, geometry, params, x, key, num_samples, in_axes, budget, check) -> Float[Array, "C N C N"]:
-    forward = forward_in(geometry, model, params, x, in_axes, budget, check, "gram")
+    forward = forward_in(geometry, model, params, x, in_axes, budget, check)
     if key is None:
         columns = factor_columns(geometry, forward.z)
     else:

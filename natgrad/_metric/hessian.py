@@ -5,6 +5,7 @@ import jax
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import caller, public
 from natgrad._metric.base import AbstractMetric
 from natgrad._model import check_params
 from natgrad._types import Key
@@ -37,13 +38,13 @@ class HessianMetric(AbstractMetric):
         return jax.tree.unflatten(treedef, leaves)
 
 
+@public
 def hessian(cost: Callable, params: PyTree, *data: PyTree) -> HessianMetric:
     r"""The Hessian of `cost(params, *data)`, a number, at `params`."""
-    subject = "`hessian`"
-    check_params(params, subject)
+    check_params(params)
     shape = jax.eval_shape(cost, params, *data)
     if jax.tree.structure(shape) != jax.tree.structure(0) or shape.shape != ():
-        raise TypeError(f"{subject} needs a `cost` that returns one number, but it returns {shape}.")
+        raise TypeError(f"{caller()} needs a `cost` that returns one number, but it returns {shape}.")
     _, product = jax.linearize(jax.grad(lambda w: cost(w, *data)), params)
     leaves, treedef = jax.tree.flatten(_tree.structure(params))
     return HessianMetric(product, (tuple(leaves), treedef))

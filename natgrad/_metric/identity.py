@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import public
 from natgrad._metric.base import AbstractMetric
 
 
@@ -37,6 +38,7 @@ class IdentityMetric(AbstractMetric):
         return jax.tree.unflatten(treedef, leaves)
 
 
+@public
 def identity(params: PyTree) -> IdentityMetric:
     """The Euclidean metric on parameters like `params`."""
     leaves, treedef = jax.tree.flatten(_tree.structure(params))

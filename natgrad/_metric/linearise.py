@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._check import is_concrete, require
+from natgrad._check import caller, is_concrete, require
 from natgrad._model import (
     check_outputs,
     check_params,
@@ -63,23 +63,23 @@ class Linearisation(eqx.Module):
         return jax.tree.leaves(self.z)[0].shape[0]
 
 
-def linearise(model: Callable, params: PyTree, x: PyTree, *, subject: str) -> Linearisation:
+def linearise(model: Callable, params: PyTree, x: PyTree) -> Linearisation:
     """Check a model and its data, and differentiate it."""
-    check_params(params, subject)
-    function = of_params(model, x, subject)
-    check_outputs(jax.eval_shape(function, params), num_examples(x, subject), subject)
+    check_params(params)
+    function = of_params(model, x)
+    check_outputs(jax.eval_shape(function, params), num_examples(x))
     found = linearised(function, params)
-    require(found.z, [finite(found.z)], f"{subject}: the output of the model", traced=False)
+    require(found.z, [finite(found.z)], f"{caller()}: the output of the model", traced=False)
     return found
 
 
-def check_independent(model: Callable, params: PyTree, x: PyTree, z: Output, subject: str) -> bool:
+def check_independent(model: Callable, params: PyTree, x: PyTree, z: Output) -> bool:
     """Refuse a model that couples examples: read off its program, or else by running every example alone. Returns
     whether that could be found out, because everything is concrete."""
     if not is_concrete((params, x, z)):
         return False
-    call = call_of(model, params, x, 0, subject)
-    _, coupling = compare_programs(call, num_examples(x, subject), subject)
+    call = call_of(model, params, x, 0)
+    _, coupling = compare_programs(call, num_examples(x))
     if not coupling:
         return True
     shared, data = call.split(jax.tree.leaves(x))
@@ -90,15 +90,14 @@ def check_independent(model: Callable, params: PyTree, x: PyTree, z: Output, sub
     if not is_concrete(are_coupled):
         return False
     if np.any(are_coupled):
-        raise ValueError(coupling_message(subject, coupling, np.flatnonzero(are_coupled)))
+        raise ValueError(coupling_message(coupling, np.flatnonzero(are_coupled)))
     return True
 
 
 def may_couple(model: Callable, params: PyTree, x: PyTree) -> bool:
     """Whether the program of a model does not show that it treats examples independently."""
-    subject = "A metric"
     try:
-        _, coupling = compare_programs(call_of(model, params, x, 0, subject), num_examples(x, subject), subject)
+        _, coupling = compare_programs(call_of(model, params, x, 0), num_examples(x))
     except ValueError:
         return True
     return bool(coupling)
@@ -110,9 +109,9 @@ def linearised(function: Callable[[PyTree], Output], params: PyTree) -> Linearis
     return Linearisation(z, forward, _is_reverse_only(forward, params), _structure_of(params))
 
 
-def linearise_tapped(model: Callable, params: PyTree, x: PyTree, subject: str) -> tuple[Linearisation, Forward]:
+def linearise_tapped(model: Callable, params: PyTree, x: PyTree) -> tuple[Linearisation, Forward]:
     """A model with its derivative, and with taps at its sites for statistics of single examples, from one pass."""
-    forward, push = forward_with_derivative(*traced(model, params, x, 0, 2**26, subject), x)
+    forward, push = forward_with_derivative(*traced(model, params, x, 0, 2**26), x)
     return Linearisation(forward.z, push, _is_reverse_only(push, params), _structure_of(params)), forward
 
 

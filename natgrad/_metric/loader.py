@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._check import is_concrete
+from natgrad._check import is_concrete, public
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.diagonal import DiagonalMetric
@@ -83,6 +83,7 @@ class _Source:
     progress: bool
 
 
+@public
 def accumulate(
     build: Callable[[Any], Any], batches: Iterable[Any], *, progress: bool = True
 ) -> LoaderMetric | DiagonalMetric | BlockMetric:

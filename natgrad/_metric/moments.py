@@ -5,12 +5,14 @@ from collections.abc import Callable
 import jax
 from jaxtyping import PyTree
 
+from natgrad._check import public
 from natgrad._metric.linearise import linearise
 from natgrad._metric.output import ColumnsOutputMetric
 from natgrad._metric.pullback import PullbackMetric, make_metric
 from natgrad._model import without_aux
 
 
+@public
 def empirical_fisher(
     model: Callable,
     loss: Callable,
@@ -32,9 +34,10 @@ def empirical_fisher(
 
     `loss(z, y)` is written for one example; `has_aux` and `check` are as for `pullback`."""
     model = without_aux(model, has_aux)
-    return _gradient_moment(model, loss, params, x, y, check, "`empirical_fisher`", is_centred=False)
+    return _gradient_moment(model, loss, params, x, y, check, is_centred=False)
 
 
+@public
 def gradient_covariance(
     model: Callable,
     loss: Callable,
@@ -49,12 +52,12 @@ def gradient_covariance(
     divisor $N$), so that `empirical_fisher` is this plus $\bar g\,\bar g^\top$. Arguments are as for
     `empirical_fisher`."""
     model = without_aux(model, has_aux)
-    return _gradient_moment(model, loss, params, x, y, check, "`gradient_covariance`", is_centred=True)
+    return _gradient_moment(model, loss, params, x, y, check, is_centred=True)
 
 
-def _gradient_moment(model, loss, params, x, y, check, subject, *, is_centred) -> PullbackMetric:
-    linearisation = linearise(model, params, x, subject=subject)
+def _gradient_moment(model, loss, params, x, y, check, *, is_centred) -> PullbackMetric:
+    linearisation = linearise(model, params, x)
     cotangents = jax.vmap(jax.grad(loss))(linearisation.z, y)
     columns = jax.tree.map(lambda s: s[:, None], cotangents)
     output = ColumnsOutputMetric(columns, is_centred)
-    return make_metric(linearisation, output, (model, params, x), check=check, subject=subject)
+    return make_metric(linearisation, output, (model, params, x), check=check)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
+from natgrad._check import caller, public
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric import samples
 from natgrad._metric.base import AbstractMetric
@@ -99,6 +100,7 @@ class PullbackMetric(AbstractMetric):
         return self.linearisation.num_examples
 
 
+@public
 def pullback(
     model: Callable,
     geometry: AbstractGeometry,
@@ -126,11 +128,10 @@ def pullback(
     - `check`: whether to test, on concrete data, that the model treats examples independently. The metric of one that
       does not is right all the same, but matrices, diagonals and sample-space solves take longer.
     """
-    subject = "`pullback`"
     if num_samples < 1:
-        raise ValueError(f"{subject} needs `num_samples` of at least 1, but got {num_samples}.")
+        raise ValueError(f"{caller()} needs `num_samples` of at least 1, but got {num_samples}.")
     model = without_aux(model, has_aux)
-    linearisation = linearise(model, params, x, subject=subject)
+    linearisation = linearise(model, params, x)
     first = jax.tree.map(lambda leaf: leaf[0], linearisation.z)
     geometry._check(_tree.at_least_float32(first), "pullback")
     output: AbstractOutputMetric = ExactOutputMetric(SameGeometry(geometry), linearisation.z, None)
@@ -139,7 +140,7 @@ def pullback(
         columns = jax.tree.map(lambda s: s.swapaxes(0, 1) / math.sqrt(num_samples), draws)
         output = ColumnsOutputMetric(columns)
     output = CentredOutputMetric(output) if centred else output
-    return make_metric(linearisation, output, (model, params, x), check=check, subject=subject)
+    return make_metric(linearisation, output, (model, params, x), check=check)
 
 
 def make_metric(
@@ -148,13 +149,13 @@ def make_metric(
     source: samples.Source,
     *,
     check: bool,
-    subject: str,
 ) -> PullbackMetric:
     model, params, x = source
-    is_checked = check and check_independent(model, params, x, linearisation.z, subject)
+    is_checked = check and check_independent(model, params, x, linearisation.z)
     return PullbackMetric(linearisation, output, (_tree.as_callable(model), params, x), is_checked)
 
 
+@public
 def gauss_newton(
     model: Callable,
     loss: Callable,
@@ -172,10 +173,9 @@ def gauss_newton(
     Fisher metric, for half the squared error the classical Gauss-Newton matrix. `has_aux` and `check` are as for
     `pullback`."""
     model = without_aux(model, has_aux)
-    subject = "`gauss_newton`"
-    linearisation = linearise(model, params, x, subject=subject)
+    linearisation = linearise(model, params, x)
     geometry_of = LossGeometry(loss)
     first = jax.tree.map(lambda leaf: leaf[0], (linearisation.z, y))
     geometry_of(first[1])._check(_tree.at_least_float32(first[0]), "gauss_newton")
     output = ExactOutputMetric(geometry_of, linearisation.z, y)
-    return make_metric(linearisation, output, (model, params, x), check=check, subject=subject)
+    return make_metric(linearisation, output, (model, params, x), check=check)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
+from natgrad._check import caller
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.output import ColumnsOutputMetric
 from natgrad._per_example.chunks import summed
@@ -61,7 +62,7 @@ def _rows(source: Source, columns: ColumnsOutputMetric) -> PerExample:
 
 def _forward(source: Source) -> Forward:
     model, params, x = source
-    return forward_pass(model, params, x, in_axes=0, budget=2**26, subject="A metric")
+    return forward_pass(model, params, x, in_axes=0, budget=2**26)
 
 
 def _stacked(columns: ColumnsOutputMetric) -> Output:
@@ -90,11 +91,10 @@ def forward_in(
     in_axes: PyTree,
     budget: int,
     check: bool,
-    subject: str,
 ) -> Forward:
     """A forward pass whose outputs suit a geometry."""
-    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, check=check, subject=f"`{subject}`")
-    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), subject)
+    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, check=check)
+    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), caller().strip("`"))
     return forward
 
 

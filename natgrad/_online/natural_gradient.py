@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.paths import check_paths, option_for
+from natgrad._check import caller, public
 from natgrad._model import check_params
 from natgrad._online.precision.base import AbstractPrecision
 from natgrad._online.precision.dense import DensePrecision
@@ -58,6 +59,7 @@ class OnlineNaturalGradient:
     - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
     """
 
+    @public
     def __init__(
         self,
         model: Any,
@@ -72,29 +74,29 @@ class OnlineNaturalGradient:
         self.term = Term(model, objective, has_aux=has_aux)
         self.structure = DensePrecision() if structure is None else structure
         self.forget, self.process_noise = forget, process_noise
-        subject = "`OnlineNaturalGradient`"
         if not isinstance(self.structure, AbstractPrecision):
             raise TypeError(
-                f"{subject} needs `structure` to be `DensePrecision()`, `LowRankPrecision(rank)` or "
+                f"{caller()} needs `structure` to be `DensePrecision()`, `LowRankPrecision(rank)` or "
                 f"`DiagonalPrecision()`, but got `{type(self.structure).__name__}`."
             )
         given = prior_precision if isinstance(prior_precision, Mapping) else {"": prior_precision}
         if not all(_is_number(value) and value > 0 for value in given.values()):
             raise ValueError(
-                f"{subject} needs a `prior_precision` above 0, one number or a mapping from paths to numbers, but got "
+                f"{caller()} needs a `prior_precision` above 0, one number or a mapping from paths to numbers, but got "
                 f"{prior_precision}."
             )
         self.prior_precision = dict(given)
         if not _is_number(forget) or not 0 < forget <= 1:
-            raise ValueError(f"{subject} needs `forget` to be a number above 0 and at most 1, but got {forget}.")
+            raise ValueError(f"{caller()} needs `forget` to be a number above 0 and at most 1, but got {forget}.")
         if not _is_number(process_noise) or not process_noise >= 0:
-            raise ValueError(f"{subject} needs `process_noise` to be a number of at least 0, but got {process_noise}.")
+            raise ValueError(f"{caller()} needs `process_noise` to be a number of at least 0, but got {process_noise}.")
 
+    @public
     def init(self, params: PyTree) -> OnlineGradientState:
         """The state before the first example. The parameters are the mean of the prior."""
-        check_params(params, "`OnlineNaturalGradient.init`")
+        check_params(params)
         names = _tree.names(params)
-        check_paths(self.prior_precision, names, "`OnlineNaturalGradient`: `prior_precision`")
+        check_paths(self.prior_precision, names, "prior_precision")
         w, spread = _tree.flatten(params)[0], []
         for name, leaf in zip(names, jax.tree.leaves(params), strict=True):
             own = option_for(self.prior_precision, name)
@@ -106,6 +108,7 @@ class OnlineNaturalGradient:
             spread.append(jnp.full(leaf.size, own, w.dtype))
         return OnlineGradientState(jnp.zeros((), w.dtype), self.structure.init(jnp.concatenate(spread)))
 
+    @public
     def step(
         self, params: PyTree, state: OnlineGradientState, batch: Any
     ) -> tuple[PyTree, OnlineGradientState, OnlineInfo]:
@@ -115,7 +118,7 @@ class OnlineNaturalGradient:
         bound = Bound(self.term, self.term.outputs, own)
         evaluation = evaluate([bound], params, Pass(1.0, jnp.array(0), has_sites=False))
         (part,) = evaluation.parts
-        bound.refuse_invalid(part.z, "`OnlineNaturalGradient`")
+        bound.refuse_invalid(part.z)
         loss, gradient = part.loss_and_gradient()
         w, unflatten = _tree.flatten(params)
         total = jnp.asarray(own.total, w.dtype)

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int:
-        return num_examples(self.x, "A batch")
+        return num_examples(self.x)
 
     @property
     def example_weights(self) -> Float[Array, " N"] | None:
@@ -75,30 +75,30 @@ def weigh(weights: Array, tree: PyTree, lead: int = 0) -> PyTree:
     return jax.tree.map(weighed, tree)
 
 
-def as_batch(data: Any, subject: str, objective: AbstractObjective) -> Batch:
+def as_batch(data: Any, label: str, objective: AbstractObjective) -> Batch:
     """Inputs, targets and weights, of which those that the objective ignores are zero."""
     if not isinstance(data, tuple | list) or len(data) not in (2, 3):
         raise TypeError(
-            f"{subject} must be `(x, y)`, with `y=None` where there are no targets, or `(x, y, weights)`, but is "
+            f"{label} must be `(x, y)`, with `y=None` where there are no targets, or `(x, y, weights)`, but is "
             f"`{type(data).__name__}`" + (f" of length {len(data)}." if isinstance(data, tuple | list) else ".")
         )
     batch = Batch(*data)
     if batch.x is None and batch.weights is not None:
-        raise ValueError(f"{subject} has no `x`, so that there are no examples to weigh. Leave the weights out.")
+        raise ValueError(f"{label} has no `x`, so that there are no examples to weigh. Leave the weights out.")
     if batch.x is None:
         # A model without data has one example, without an axis for it.
         return Batch(None, jax.tree.map(_with_examples, batch.y))
-    count = num_examples(batch.x, subject)
+    count = num_examples(batch.x, label=label)
     for name, part in (("y", batch.y), ("weights", batch.weights)):
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(part)]
         if any(shape[:1] != (count,) for shape in shapes):
             raise ValueError(
-                f"{subject} has {count} examples in `x`, but `{name}` has shapes {shapes}: every array needs the "
+                f"{label} has {count} examples in `x`, but `{name}` has shapes {shapes}: every array needs the "
                 "examples along its leading axis."
             )
     if len(jax.tree.leaves(batch.weights)) > 1:
         raise TypeError(
-            f"{subject}: `weights` must be one array, but is {jax.tree.structure(batch.weights)}. Give each term of "
+            f"{label}: `weights` must be one array, but is {jax.tree.structure(batch.weights)}. Give each term of "
             "`Terms` its own."
         )
     return batch._replace(weights=_counted(batch, objective))

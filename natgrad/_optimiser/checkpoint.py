@@ -14,10 +14,13 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import PyTree
 
+from natgrad._check import public
+
 # What is written into every file, and raised whenever its form changes.
 FORMAT, VERSION = "natgrad checkpoint", 1
 
 
+@public
 def save_checkpoint(path: str | os.PathLike, tree: PyTree) -> None:
     """Write a tree of arrays, random keys and numbers to a file, such as `(params, state)`.
 
@@ -47,6 +50,7 @@ def save_checkpoint(path: str | os.PathLike, tree: PyTree) -> None:
     _sync_directory(target.parent)
 
 
+@public
 def load_checkpoint(path: str | os.PathLike, like: PyTree) -> PyTree:
     """The tree in a file, which must have the structure, shapes and dtypes of `like` (arrays or their shapes), and is
     put on the same devices."""

@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
     def divergence(self, params: PyTree) -> Scalar:
         """How far the outputs are from those at other parameters, in the geometry."""
-        z = of_params(self.bound.model, self.bound.batch.x, "`NaturalGradient`")(params)
+        z = of_params(self.bound.model, self.bound.batch.x)(params)
         return self.bound.batch.mean(self.bound.weighed_sums(self.geometry.dissimilarity, z, self.z))
 
     def weighed(self, columns: Output) -> Output:
@@ -170,11 +170,11 @@ def part_of(batch: Batch, fraction: float, turn: Array) -> Batch:
 
 def _part(whole: Bound, params: PyTree, how: Pass) -> Part:
     bound = whole._replace(batch=part_of(whole.batch, how.fraction, how.turn))
-    x, subject = bound.batch.x, "`NaturalGradient`"
+    x = bound.batch.x
     is_whole = bound.batch is whole.batch
     if not how.has_sites:
-        return Part(bound, params, linearised(of_params(bound.model, x, subject), params), None, is_whole, None)
-    linearisation, forward = linearise_tapped(bound.model, params, x, subject)
+        return Part(bound, params, linearised(of_params(bound.model, x), params), None, is_whole, None)
+    linearisation, forward = linearise_tapped(bound.model, params, x)
     if not forward.trace.coupling:
         return Part(bound, params, linearisation, forward, is_whole, None)
     # Examples one by one may give something else than the batch, whose loss and gradient are wanted.

@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from natgrad._check import check_number
+from natgrad._check import check_number, public
 
 Vector = Float[Array, " P"]
 
@@ -34,9 +34,10 @@ class HeavyBall(AbstractMomentum):
 
     decay: Any = 0.9
 
+    @public
     def __check_init__(self):
         if self.decay is not None:
-            check_number(self.decay, "`decay`", "`HeavyBall`", least=0, below=1, schedules=True)
+            check_number(self.decay, "`decay`", least=0, below=1, schedules=True)
 
     def coefficient(self, count):
         return self.decay(count) if callable(self.decay) else self.decay
@@ -48,8 +49,9 @@ class Spring(AbstractMomentum):
 
     decay: Any = 0.99
 
+    @public
     def __check_init__(self):
-        check_number(self.decay, "`decay`", "`Spring`", least=0, below=1)
+        check_number(self.decay, "`decay`", least=0, below=1)
 
     def covector(self, gradient, last, added):
         return gradient - (self.decay * added * last).astype(gradient.dtype)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, PyTree
 from natgrad import _tree
 from natgrad._blocks.paths import check_paths, numbers_by_path, option_for
 from natgrad._blocks.report import StructureReport
-from natgrad._check import is_concrete
+from natgrad._check import is_concrete, public
 from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.running import RunningState
 from natgrad._model import check_params
@@ -31,7 +31,7 @@ from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot, s
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Moment
 from natgrad._optimiser.structure.kfac import KFAC
-from natgrad._optimiser.trainable import check_trained, is_floating, partition, warn_of_unused
+from natgrad._optimiser.trainable import check_trained, is_floating, partition, refuse_numbers, warn_of_unused
 from natgrad._per_example.probe import probe
 from natgrad._sites.routes import uses_of
 from natgrad._sites.trace import trace_example
@@ -72,6 +72,7 @@ class NaturalGradient:
       does not need per-example gradients and is not tested.
     """
 
+    @public
     def __init__(
         self,
         model: Any,
@@ -102,8 +103,8 @@ class NaturalGradient:
             damping=(self.damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
             momentum=(self.momentum, AbstractMomentum, "`NoMomentum()`, `HeavyBall()` or `Spring()`"),
         )
-        self.l2 = numbers_by_path(l2, "l2", "`NaturalGradient`")
-        self.weight_decay = numbers_by_path(weight_decay, "weight_decay", "`NaturalGradient`", schedules=True)
+        self.l2 = numbers_by_path(l2, "l2")
+        self.weight_decay = numbers_by_path(weight_decay, "weight_decay", schedules=True)
         self.trainable = list(trainable) if isinstance(trainable, Iterator) else trainable
         self.micro_batches, self.max_rejections, self.check = micro_batches, max_rejections, check
         check_together(
@@ -118,12 +119,13 @@ class NaturalGradient:
 
     # The two functions -----------------------------------------------------------------------------------
 
+    @public
     def init(self, params: PyTree, batch: Any) -> State:
         """The state before the first step. `batch` may be shapes (`jax.ShapeDtypeStruct`), and so may `params`."""
         trained, fixed = self._partition(params)
         check_trained(params, trained, self.trainable)
-        check_params(trained, "`NaturalGradient.init`")
-        _refuse_numbers(params)
+        check_params(trained)
+        refuse_numbers(params)
         arrays, others = eqx.partition(fixed, lambda leaf: hasattr(leaf, "dtype"))
         initial = lambda trained, arrays, batch: self._initial(trained, eqx.combine(arrays, others), batch)
         shapes = jax.eval_shape(initial, _tree.structure(trained), arrays, batch)
@@ -136,23 +138,25 @@ class NaturalGradient:
         register_with_flax()
         return state
 
+    @public
     def step(self, params: PyTree, state: State, batch: Any, key: Key | None = None) -> tuple[PyTree, State, Info]:
         """New parameters, the new state, and what happened.
 
         `batch` is `(x, y)` or `(x, y, weights)`, of `Terms` a mapping to these. With a `key` cotangents are drawn where
         the structure needs some; without, backward passes are exact."""
         trained, fixed = self._partition(params)
-        refuse_invalid(self._bind(fixed, batch), trained, "`NaturalGradient`")
+        refuse_invalid(self._bind(fixed, batch), trained)
         _, after, state, info = self._advance(trained, fixed, None, state, batch, key)
         return eqx.combine(_tree.flatten(trained)[1](after), fixed), state, info
 
+    @public
     def update(
         self, gradient: PyTree, state: State, params: PyTree, batch: Any, key: Key | None = None
     ) -> tuple[PyTree, State, Info]:
         """As `step`, for a gradient that is given (before `l2` is added to it) instead of that of the problem. Returns
         what to add to the parameters in place of new ones, which is zero for parameters that are not trained."""
         trained, fixed = self._partition(params)
-        refuse_invalid(self._bind(fixed, batch), trained, "`NaturalGradient`")
+        refuse_invalid(self._bind(fixed, batch), trained)
         own, others = eqx.partition(gradient, jax.tree.map(lambda leaf: leaf is not None, trained, is_leaf=_is_none))
         before, after, state, info = self._advance(trained, fixed, own, state, batch, key)
         # What others in a chain make of an update is theirs, so there is no going back here.
@@ -340,20 +344,19 @@ class NaturalGradient:
 
     def _check_data(self, trained: PyTree, fixed: PyTree, batch: Any) -> None:
         """Refuse concrete targets that cannot be, and models that couple examples; and warn of unused parameters."""
-        subject = "`NaturalGradient.init`"
         problem = self._bind(fixed, batch)
-        refuse_invalid(problem, trained, subject)
+        refuse_invalid(problem, trained)
         if not self.structure.has_sites or not self.check or not is_concrete((trained, fixed, batch)):
             return
         unused = None
         for bound in problem:
             few = part_of(bound.batch, 1 / self.micro_batches, jnp.array(0))
-            trace = trace_example(bound.model, trained, few.x, 0, subject)
+            trace = trace_example(bound.model, trained, few.x, 0)
             names = {name for leaf, name in enumerate(trace.names) if not uses_of(trace.sites, leaf)}
             unused = names if unused is None else unused & names
             if trace.is_concrete:
                 # Some logits may be minus infinity on purpose.
-                probe(bound.model, trace, trained, few.x, subject, needs_finite=False)
+                probe(bound.model, trace, trained, few.x, needs_finite=False)
         warn_of_unused(sorted(unused or ()))
 
     def _aux(self, params: PyTree, batch: Any) -> PyTree:
@@ -367,7 +370,7 @@ class NaturalGradient:
         """By what part of the learning rate every entry of the parameters shrinks, one number if that is the same."""
         if not any(self.weight_decay.values()):
             return None
-        check_paths(self.weight_decay, names, "`NaturalGradient`: `weight_decay`")
+        check_paths(self.weight_decay, names, "weight_decay")
         each = [option_for(self.weight_decay, name) for name in names]
         values = [jnp.asarray(0.0 if own is None else scheduled(own, steps), float) for own in each]
         if list(self.weight_decay) == [""]:
@@ -375,7 +378,7 @@ class NaturalGradient:
         return jnp.concatenate([jnp.full(size, value) for size, value in zip(sizes, values, strict=True)])
 
     def _l2(self, names: tuple[str, ...]) -> tuple[float, ...]:
-        check_paths(self.l2, names, "`NaturalGradient`: `l2`")
+        check_paths(self.l2, names, "l2")
         each = [option_for(self.l2, name) for name in names]
         return tuple(0.0 if own is None else float(own) for own in each)
 
@@ -388,13 +391,3 @@ def _suitable_damping(structure: AbstractStructure, rule: AbstractStep) -> Abstr
 
 def _is_none(leaf: Any) -> bool:
     return leaf is None
-
-
-def _refuse_numbers(params: PyTree) -> None:
-    """A Python number is no array here but would be one under `jit`."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if isinstance(leaf, float):
-            raise TypeError(
-                f"`NaturalGradient.init` got the Python number {leaf} at `params{jax.tree_util.keystr(path)}`. Make it "
-                "an array to train it, or close over it in the model."
-            )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._check import Requirement, aligned, wide_integers
+from natgrad._check import Requirement, aligned, caller, wide_integers
 from natgrad._family.base import AbstractFamily
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.euclidean import Euclidean
@@ -136,13 +136,13 @@ class Likelihood(AbstractObjective):
         return labels != self.ignore_label
 
 
-def as_objective(objective: Any, subject: str) -> AbstractObjective:
+def as_objective(objective: Any) -> AbstractObjective:
     """An objective, or a family as one."""
     if isinstance(objective, AbstractFamily):
         return Likelihood(objective)
     if isinstance(objective, AbstractObjective):
         return objective
     raise TypeError(
-        f"{subject} needs an `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`; but "
-        f"got `{type(objective).__name__}`."
+        f"{caller()} needs an `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`; "
+        f"but got `{type(objective).__name__}`."
     )

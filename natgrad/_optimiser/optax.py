@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
+from natgrad._check import public
 from natgrad._optimiser.damping.constant import ConstantDamping
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.momentum import NoMomentum
@@ -17,6 +18,7 @@ from natgrad._optimiser.step.constant import ConstantStep
 from natgrad._optimiser.trainable import filter_of
 
 
+@public
 def as_optax(opt: NaturalGradient, batch: Any, *, all_params: PyTree = None) -> optax.GradientTransformationExtraArgs:
     """The optimiser as a gradient transformation: `update(grads, state, params, batch=..., key=...)` returns what to
     add to the parameters. In `optax.chain`, transformations before it act on the gradient and transformations after it
@@ -56,6 +58,7 @@ def as_optax(opt: NaturalGradient, batch: Any, *, all_params: PyTree = None) -> 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+@public
 def scale_by_natural_gradient(
     model: Any,
     objective: Any,

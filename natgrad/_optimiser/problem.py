@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import are_met, is_concrete, show
+from natgrad._check import are_met, caller, is_concrete, public, show
 from natgrad._model import of_params, without_aux
 from natgrad._optimiser.batch import Batch, as_batch, check_weights, inverse_or_zero, spread, with_counted
 from natgrad._optimiser.objective import AbstractObjective, as_objective
@@ -27,6 +27,7 @@ class Term(eqx.Module):
     weight: Any
     has_aux: bool = eqx.field(static=True)
 
+    @public
     def __init__(self, model: Any, objective: Any, weight: Any = 1.0, *, has_aux: bool = False):
         if not callable(model):
             raise TypeError(f"`Term` needs a function `model(params, x)`, but got `{type(model).__name__}`.")
@@ -35,7 +36,7 @@ class Term(eqx.Module):
                 f"`Term` needs a `weight` above 0, one number, but got {weight}. Leave the term out to switch it off."
             )
         self.model = _tree.as_callable(model)
-        self.objective = as_objective(objective, "`Term`")
+        self.objective = as_objective(objective)
         self.weight = weight
         self.has_aux = has_aux
 
@@ -52,6 +53,7 @@ class Terms(eqx.Module):
 
     terms: dict[str, Term]
 
+    @public
     def __init__(self, **terms: Term):
         if not terms or not all(isinstance(term, Term) for term in terms.values()):
             raise TypeError("`Terms` needs at least one `name=Term(model, objective)`.")
@@ -70,7 +72,7 @@ class Bound(NamedTuple):
         return self.weighed_sums(self.term.objective.loss, z, self.batch.y)
 
     def loss(self, params: PyTree) -> Scalar:
-        return self.mean_loss(of_params(self.model, self.batch.x, "`NaturalGradient`")(params))
+        return self.mean_loss(of_params(self.model, self.batch.x)(params))
 
     def mean_loss(self, z: Output) -> Scalar:
         return self.batch.mean(self.losses(z))
@@ -106,7 +108,7 @@ class Bound(NamedTuple):
         requirements = self.term.objective.requirements(z, y)
         return are_met(requirements) if requirements else jnp.array(True)
 
-    def refuse_invalid(self, z: Output, subject: str) -> None:
+    def refuse_invalid(self, z: Output, label: str | None = None) -> None:
         """Raise if a concrete target cannot be one, with its place and value. Of `z` only shapes matter."""
         if not is_concrete((self.batch.y, self.batch.weights)):
             return
@@ -122,28 +124,30 @@ class Bound(NamedTuple):
         where = f"example {place[0]}" + (f", position {', '.join(map(str, place[1:]))}" if place[1:] else "")
         if unmet is None:
             raise ValueError(
-                f"{subject}: the weight of {where} is {show(at(self.batch.weights))}. Weights must be finite and not "
-                "negative: a weight of zero leaves an example or a position out."
+                f"{label or caller()}: the weight of {where} is {show(at(self.batch.weights))}. Weights must be "
+                "finite and not negative: a weight of zero leaves an example or a position out."
             )
         raise ValueError(
-            f"{subject}: the target of {where} is {show(at(self.batch.y))}, but `{_name(self.term.objective)}` needs "
-            f"{unmet.needs}. {unmet.remedy} To leave it out, give it a weight of zero: `(x, y, weights)`"
+            f"{label or caller()}: the target of {where} is {show(at(self.batch.y))}, but "
+            f"`{_name(self.term.objective)}` needs {unmet.needs}. {unmet.remedy} To leave it out, give it a "
+            "weight of zero: `(x, y, weights)`"
             + (", or use `Likelihood(family, ignore_label=...)`." if _has_labels(self.term.objective) else ".")
         )
 
 
-def refuse_invalid(problem: Sequence[Bound], params: PyTree, subject: str) -> None:
+def refuse_invalid(problem: Sequence[Bound], params: PyTree, label: str | None = None) -> None:
     """Raise if a concrete target or weight cannot be one, or if nothing in concrete batches counts."""
     # A compiled step looks at its batch itself, and the model is not traced once more for this.
     if not is_concrete([bound.batch for bound in problem]):
         return
     for bound in problem:
-        z = jax.eval_shape(of_params(bound.model, bound.batch.x, subject), params)
-        bound.refuse_invalid(z, subject)
+        z = jax.eval_shape(of_params(bound.model, bound.batch.x), params)
+        bound.refuse_invalid(z, label)
     counts = has_weight(problem)
     if is_concrete(counts) and not counts:
         raise ValueError(
-            f"{subject}: the weights of the batch are all zero, so there is nothing to learn from. Skip this batch."
+            f"{label or caller()}: the weights of the batch are all zero, so there is nothing to learn from. "
+            "Skip this batch."
         )
 
 

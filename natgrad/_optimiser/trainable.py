@@ -12,8 +12,8 @@ from jaxtyping import PyTree
 
 from natgrad import _text, _tree
 from natgrad._blocks.paths import check_paths, fits, option_for
+from natgrad._check import caller
 
-SUBJECT = "`NaturalGradient`"
 # Collections of flax that hold what a model keeps besides its parameters, and the variables of nnx that do.
 COLLECTIONS = ("batch_stats", "cache", "intermediates", "perturbations")
 VARIABLES = ("BatchStat", "Cache", "Intermediate", "Perturbation")
@@ -52,18 +52,18 @@ def _flags(params: PyTree, trainable: Any) -> PyTree:
         return jax.tree.map(lambda leaf: bool(trainable(next(names), leaf) if takes_path else trainable(leaf)), params)
     if isinstance(trainable, Mapping):
         options = {str(path): bool(flag) for path, flag in trainable.items()}
-        check_paths(options, _tree.names(params), f"{SUBJECT}: `trainable`")
+        check_paths(options, _tree.names(params), "trainable")
         default = not any(options.values())
         chosen = lambda name: default if (own := option_for(options, name)) is None else own
         return jax.tree.map(lambda _: chosen(next(names)), params)
     paths: list[Any] = list(trainable) if isinstance(trainable, Iterable) else [None]
     if all(isinstance(path, str) for path in paths):
-        check_paths(paths, _tree.names(params), f"{SUBJECT}: `trainable`")
+        check_paths(paths, _tree.names(params), "trainable")
         return jax.tree.map(lambda _: _is_below(next(names), paths), params)
     raise TypeError(
-        f"{SUBJECT} needs `trainable` to be a path such as `\"params['head']\"`, several of them, a mapping from paths "
-        "to `True` or `False`, a function of a leaf or of its path and the leaf, or a tree of `True` and `False` like "
-        f"the parameters, but got `{type(trainable).__name__}`."
+        f"{caller()} needs `trainable` to be a path such as `\"params['head']\"`, several of them, a mapping from "
+        "paths to `True` or `False`, a function of a leaf or of its path and the leaf, or a tree of `True` and `False` "
+        f"like the parameters, but got `{type(trainable).__name__}`."
     )
 
 
@@ -99,7 +99,7 @@ def _is_complex(leaf: Any) -> bool:
 def _refuse_complex(path: Any, leaf: Any) -> None:
     name = "params" + jax.tree_util.keystr(path)
     raise TypeError(
-        f"{SUBJECT} needs real parameters, but `{name}` is `{leaf.dtype}`. Train its real and imaginary part as two "
+        f"{caller()} needs real parameters, but `{name}` is `{leaf.dtype}`. Train its real and imaginary part as two "
         f"arrays, or freeze it with `trainable={{{name!r}: False}}`."
     )
 
@@ -118,7 +118,7 @@ def check_trained(params: PyTree, trained: PyTree, trainable: Any) -> None:
     if kept:
         roots = sorted({_collection(name) for name in kept})
         _text.warn(
-            f"{SUBJECT} would train {_listed(kept)}, which look like running averages or caches, not parameters. "
+            f"{caller()} would train {_listed(kept)}, which look like running averages or caches, not parameters. "
             f"Freeze them with `trainable={{{', '.join(f'{root!r}: False' for root in roots)}}}`."
         )
 
@@ -128,7 +128,7 @@ def warn_of_unused(names: Iterable[str]) -> None:
     unused = list(names)
     if unused:
         _text.warn(
-            f"{SUBJECT}: no output depends on {_listed(unused)}, so the loss does not train them. If that is "
+            f"{caller()}: no output depends on {_listed(unused)}, so the loss does not train them. If that is "
             f"meant, say so with `trainable={{{', '.join(f'{name!r}: False' for name in unused)}}}`."
         )
 
@@ -153,3 +153,13 @@ def _collection(name: str) -> str:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(f"`{name}`" for name in names[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def refuse_numbers(params: PyTree) -> None:
+    """A Python number is no array here but would be one under `jit`."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if isinstance(leaf, float):
+            raise TypeError(
+                f"{caller()} got the Python number {leaf} at `params{jax.tree_util.keystr(path)}`. Make it "
+                "an array to train it, or close over it in the model."
+            )

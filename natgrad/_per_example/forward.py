@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from natgrad._check import require
+from natgrad._check import caller, require
 from natgrad._model import coupling_message, differing, finite
 from natgrad._per_example.chunks import Budget
 from natgrad._per_example.in_backward import formed_in_backward
@@ -53,19 +53,19 @@ class Forward(NamedTuple):
 
 
 def forward_pass(
-    model: Callable, params: PyTree, x: PyTree, *, in_axes: PyTree, budget: int, subject: str, check: bool = False
+    model: Callable, params: PyTree, x: PyTree, *, in_axes: PyTree, budget: int, check: bool = False
 ) -> Forward:
     """Find the sites of a model, and run the batch once.
 
     With `check`, a model whose program may couple examples is also run on the batch as it is, and if its outputs differ
     there is an error when gradients are pulled back."""
-    trace, leaves = traced(model, params, x, in_axes, budget, subject)
+    trace, leaves = traced(model, params, x, in_axes, budget)
     forward = _forward(trace, leaves, x, tapped(trace, leaves, x), budget)
     if check and trace.coupling:
         is_coupled = jnp.any(differing(model(params, x), forward.z))
-        message = coupling_message(subject, trace.coupling)
+        message = coupling_message(trace.coupling)
         forward = forward._replace(guard=lambda cotangents: eqx.error_if(cotangents, is_coupled, message))
-    require(forward.z, [finite(forward.z)], f"{subject}: the output of the model", traced=False)
+    require(forward.z, [finite(forward.z)], f"{caller()}: the output of the model", traced=False)
     return forward
 
 
@@ -77,10 +77,10 @@ def forward_with_derivative(
     return _forward(trace, leaves, x, run, budget), push
 
 
-def traced(model, params, x, in_axes, budget: int, subject: str) -> tuple[Trace, list[Any]]:
+def traced(model, params, x, in_axes, budget: int) -> tuple[Trace, list[Any]]:
     if budget < 1:
-        raise ValueError(f"{subject} needs a `budget` of at least one byte, but got {budget}.")
-    trace = trace_example(model, params, x, in_axes, subject)
+        raise ValueError(f"{caller()} needs a `budget` of at least one byte, but got {budget}.")
+    trace = trace_example(model, params, x, in_axes)
     return trace, [jnp.asarray(leaf) for leaf in trace.leaves(params, x)]
 
 

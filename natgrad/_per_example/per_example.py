@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from natgrad._check import caller, public
 from natgrad._model import check_params, without_aux
 from natgrad._per_example.forward import forward_pass
 from natgrad._per_example.operator import PerExample
 from natgrad._per_example.probe import check_model
 
 
+@public
 def per_example(
     model: Callable,
     params: PyTree,
@@ -38,17 +40,16 @@ def per_example(
       gradient. Under `jit` it is read off the program where that is possible, and otherwise costs a forward pass.
     - `budget`: how many bytes may be used at once for what has to be formed for each example.
     """
-    subject = "`per_example`"
-    check_params(params, subject)
+    check_params(params)
     model = without_aux(model, has_aux)
-    is_left = check and check_model(model, params, x, in_axes, subject)
-    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, subject=subject, check=is_left)
+    is_left = check and check_model(model, params, x, in_axes)
+    forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, check=is_left)
     if callable(cotangents):
         cotangents = cotangents(forward.z if x is not None else jax.tree.map(lambda z: z[0], forward.z))
-    return forward.pull(cotangents, is_stacked=check_cotangents(cotangents, forward.trace.outputs, x, subject))
+    return forward.pull(cotangents, is_stacked=check_cotangents(cotangents, forward.trace.outputs, x))
 
 
-def check_cotangents(cotangents: PyTree, outputs: PyTree, x: PyTree, subject: str) -> bool:
+def check_cotangents(cotangents: PyTree, outputs: PyTree, x: PyTree) -> bool:
     """Whether there is an axis of several cotangents an example; anything else unlike the outputs is refused."""
     without_data = (lambda shape: shape[1:]) if x is None else (lambda shape: shape)
     expected = jax.tree.map(lambda leaf: without_data(leaf.shape), outputs)
@@ -63,6 +64,6 @@ def check_cotangents(cotangents: PyTree, outputs: PyTree, x: PyTree, subject: st
         if same and len(sizes) == 1 and sizes.isdisjoint({(), (0,)}):
             return True
     raise ValueError(
-        f"{subject} needs `cotangents` like the outputs of the model, of shape {expected}, perhaps with one more axis "
+        f"{caller()} needs `cotangents` like the outputs of the model, of shape {expected}, perhaps with one more axis "
         f"in front, but got {given}."
     )

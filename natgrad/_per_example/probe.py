@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._check import is_concrete, require
+from natgrad._check import caller, is_concrete, require
 from natgrad._model import WithoutAux, coupling_message, differing, finite, of_params
 from natgrad._per_example.forward import forward_with_derivative
 from natgrad._sites.trace import Trace, trace_example
@@ -38,7 +38,7 @@ class Findings(NamedTuple):
     along_vector: Scalar
 
 
-def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, subject: str) -> bool:
+def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> bool:
     """Refuse, where everything is concrete, a model that couples examples, or whose per-example gradients, summed with
     random weights for random cotangents, are not the gradient of the batch. Returns whether that is still to be
     checked, when the program runs.
@@ -49,15 +49,15 @@ def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, sub
     described = jax.tree.structure((params, x)), str(in_axes), *_tree.structure(jax.tree.leaves((params, x)))
     if _PASSED.has(model, described):
         return False
-    trace = trace_example(model, params, x, in_axes, subject)
+    trace = trace_example(model, params, x, in_axes)
     if not trace.is_concrete:
         return True
-    probe(model, trace, params, x, subject)
+    probe(model, trace, params, x)
     _PASSED.add(model, described)
     return False
 
 
-def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, subject: str, *, needs_finite: bool = True) -> None:
+def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, *, needs_finite: bool = True) -> None:
     """Compare the gradients of examples with that of the batch, and refuse a model for which they differ."""
     random = np.random.default_rng(0)
     like = lambda struct: random.normal(size=struct.shape).astype(struct.dtype)
@@ -69,8 +69,8 @@ def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, subject: str
         found = jax.tree.map(np.asarray, function(params, x, cotangents, weights, vector))
     if needs_finite and not found.is_finite:
         z = _of_batch(model, x)(params)
-        require(z, [finite(z)], f"{subject}: the output of the model")
-    _judge(found, trace, subject)
+        require(z, [finite(z)], f"{caller()}: the output of the model")
+    _judge(found, trace)
 
 
 def _probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, u: Output, weights: Array, v: PyTree) -> Findings:
@@ -102,7 +102,7 @@ def _product(push: Callable, cotangents: Output, v: PyTree) -> Scalar:
 
 
 def _of_batch(model: Callable, x: PyTree) -> Callable[[PyTree], Output]:
-    return of_params(model, None, "") if x is None else lambda params: model(params, x)
+    return of_params(model, None) if x is None else lambda params: model(params, x)
 
 
 def _norm(x: Array) -> Scalar:
@@ -113,9 +113,9 @@ def _norm(x: Array) -> Scalar:
     return scale * jnp.sqrt(jnp.sum((wide / scale) ** 2))
 
 
-def _judge(found: Findings, trace: Trace, subject: str) -> None:
+def _judge(found: Findings, trace: Trace) -> None:
     if found.are_coupled.any():
-        raise ValueError(coupling_message(subject, trace.coupling, np.flatnonzero(found.are_coupled)))
+        raise ValueError(coupling_message(trace.coupling, np.flatnonzero(found.are_coupled)))
     epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((trace.outputs, trace.params))]
     slack = SLACK * float(max(epsilons)) ** 0.5
     total = math.hypot(*map(float, found.sizes))
@@ -126,7 +126,7 @@ def _judge(found: Findings, trace: Trace, subject: str) -> None:
     if wrong:
         name, gap, size = wrong[0]
         raise ValueError(
-            f"{subject}: the per-example gradients of this model do not add up to the gradient of its batch: for "
+            f"{caller()}: the per-example gradients of this model do not add up to the gradient of its batch: for "
             f"`{name}` they are off by {gap:.2g}, where the gradient has size {size:.2g}. Either a "
             "derivative rule in the model (`jax.custom_vjp`, `jax.custom_jvp`) couples examples or depends on the "
             "batch size, or this is an error in natgrad: please report it with the model. `check=False` turns this "

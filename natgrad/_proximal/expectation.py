@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from natgrad import _tree
+from natgrad._check import caller, public
 from natgrad._family.base import AbstractFamily
 from natgrad._metric.estimate import Estimate
 from natgrad._types import Key, Moments, Natural, Observation, Scalar
 
 
+@public
 def expectation_gradient(
     family: AbstractFamily,
     function: Callable[[Observation], Scalar],
@@ -37,12 +39,11 @@ def expectation_gradient(
       needs continuous observations and a smooth $f$; or to use the score, which needs neither:
       $\mathbb{E}[(f - \bar f)(t - \xi)]$, pulled to the moments. By default the first where the family allows it.
     """
-    subject = "`expectation_gradient`"
     if not isinstance(num_samples, int) or num_samples < 2:
-        raise ValueError(f"{subject} needs `num_samples` of at least 2, but got {num_samples}.")
+        raise ValueError(f"{caller()} needs `num_samples` of at least 2, but got {num_samples}.")
     if pathwise and not family.moves_samples:
         raise ValueError(
-            f"{subject} cannot move samples of `{type(family).__name__}`, which are discrete: a derivative along them "
+            f"{caller()} cannot move samples of `{type(family).__name__}`, which are discrete: a derivative along them "
             "would be zero. Leave `pathwise` out, or pass `False`."
         )
     eta = family._check_natural(eta, "expectation_gradient")

@@ -5,12 +5,14 @@ import optimistix as optx
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import public
 from natgrad._proximal.inner import minimised
 from natgrad._proximal.problem import ProximalProblem
 from natgrad._proximal.step import ProximalStep, concluded, within_domain
 from natgrad._types import Scalar
 
 
+@public
 def mirror_step(
     problem: ProximalProblem, w: PyTree, *, solver: optx.AbstractMinimiser | None = None, max_steps: int = 1000
 ) -> ProximalStep:
@@ -28,7 +30,7 @@ def mirror_step(
 
     Anything else is minimised by an inner iteration, as in `proximal_point`. A step in closed form that would leave the
     domain is made shorter, and `result` says so."""
-    problem.check(w, "`mirror_step`")
+    problem.check(w)
     gradient = problem.gradient(w)
     moved = lambda strength: problem.space.mirrored(w, _tree.scale(1 / strength, gradient))
     if jax.eval_shape(moved, problem.strength) is not None:

@@ -4,12 +4,14 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import public
 from natgrad._proximal.problem import ProximalProblem
 from natgrad._proximal.step import PROXIMAL_RESULTS, ProximalStep, concluded, within_domain
 from natgrad._solve.base import AbstractSolver
 from natgrad._solve.solve import solve
 
 
+@public
 def natural_step(
     problem: ProximalProblem, w: PyTree, *, damping: Any = 0.0, solver: AbstractSolver | None = None
 ) -> ProximalStep:
@@ -18,8 +20,7 @@ def natural_step(
 
     With the Euclidean distance it is gradient descent with rate $1/\mu$, and so it is as `damping` $\lambda$ grows, in
     $(G + \lambda I)^{-1}$, but for a factor. The default solver is `Auto()`."""
-    subject = "`natural_step`"
-    problem.check(w, subject)
+    problem.check(w)
     gradient, metric = problem.gradient(w), problem.space.metric(w)
     solution = solve(metric, gradient, damping=damping, solver=solver)
 

@@ -1,6 +1,7 @@
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import public
 from natgrad._metric.base import SumMetric
 from natgrad._metric.hessian import hessian
 from natgrad._proximal.problem import ProximalProblem
@@ -10,6 +11,7 @@ from natgrad._solve.pseudo_inverse import PseudoInverse
 from natgrad._solve.solve import solve
 
 
+@public
 def damped_newton_step(problem: ProximalProblem, w: PyTree, *, solver: AbstractSolver | None = None) -> ProximalStep:
     r"""$w - (\nabla^2J(w) + \mu G)^{-1}\nabla J(w)$: where the cost made quadratic plus $\mu$ times the dissimilarity
     made quadratic is stationary.
@@ -17,8 +19,7 @@ def damped_newton_step(problem: ProximalProblem, w: PyTree, *, solver: AbstractS
     With the Euclidean distance it is Newton's method with damping $\mu$. That is a minimum only where the sum is
     positive definite; near a saddle of the cost with little strength it is not, the step goes towards the saddle, and
     `result` says so. The default solver is `PseudoInverse()`."""
-    subject = "`damped_newton_step`"
-    problem.check(w, subject)
+    problem.check(w)
     gradient = problem.gradient(w)
     curvature = SumMetric((hessian(problem.cost, w), problem.strength * problem.space.metric(w)))
     solution = solve(curvature, gradient, solver=PseudoInverse() if solver is None else solver)

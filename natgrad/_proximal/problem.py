@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._check import Requirement, real_array, require
+from natgrad._check import Requirement, caller, public, real_array, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.dissimilarity import Dissimilarity
 from natgrad._metric.base import AbstractMetric
@@ -43,7 +43,7 @@ class FunctionSpace(eqx.Module):
 
     def contains(self, params: PyTree) -> Bool[Array, ""]:
         """Whether the geometry is defined at all outputs."""
-        z = of_params(without_aux(self.model, self.has_aux), self.x, "`FunctionSpace`")(params)
+        z = of_params(without_aux(self.model, self.has_aux), self.x)(params)
         return jnp.all(jax.vmap(self.geometry._contains)(z))
 
     def tangent(self, v: PyTree) -> PyTree:
@@ -105,37 +105,37 @@ class ProximalProblem(eqx.Module):
     space: FunctionSpace | ParameterSpace
     strength: Scalar
 
+    @public
     def __init__(self, cost: Any, dissimilarity: Any, strength: Any = 1.0):
-        subject = "`ProximalProblem`"
         if not callable(cost):
-            raise TypeError(f"{subject} needs a `cost` that is a function, but got `{type(cost).__name__}`.")
-        strength = real_array(strength, f"{subject}: `strength`")
+            raise TypeError(f"{caller()} needs a `cost` that is a function, but got `{type(cost).__name__}`.")
+        strength = real_array(strength, f"{caller()}: `strength`")
         if strength.ndim:
-            raise ValueError(f"{subject} needs one number for `strength`, but got an array of shape {strength.shape}.")
+            raise ValueError(f"{caller()} needs one number for `strength`, but got an array of shape {strength.shape}.")
         positive = Requirement(strength > 0, "a `strength` above 0", "To minimise the cost alone, use an optimiser.")
         self.cost = _tree.as_callable(cost)
-        self.space = _as_space(dissimilarity, subject)
-        self.strength = require(strength, [positive], subject)
+        self.space = _as_space(dissimilarity)
+        self.strength = require(strength, [positive])
 
     def gradient(self, w: PyTree) -> PyTree:
         return jax.grad(self.cost)(w)
 
-    def check(self, w: PyTree, subject: str) -> None:
+    def check(self, w: PyTree) -> None:
         """Refuse a point that is no tree of arrays, or at which nothing can be measured."""
-        check_params(w, subject)
+        check_params(w)
         shape = jax.eval_shape(self.cost, w)
         is_number = jax.tree.structure(shape) == jax.tree.structure(0) and shape.shape == ()
         if not is_number or not jnp.issubdtype(shape.dtype, jnp.floating):
-            raise TypeError(f"{subject} needs a `cost` that returns one real number, but it returns {shape}.")
+            raise TypeError(f"{caller()} needs a `cost` that returns one real number, but it returns {shape}.")
         # Refuses outputs without an axis of examples, in words.
         jax.eval_shape(self.space.dissimilarity, w, w)
         inside = Requirement(
             self.space.contains(w), "a point at which the geometry is defined", "Start inside its domain."
         )
-        require(w, [inside], subject, traced=False)
+        require(w, [inside], traced=False)
 
 
-def _as_space(dissimilarity: Any, subject: str) -> FunctionSpace | ParameterSpace:
+def _as_space(dissimilarity: Any) -> FunctionSpace | ParameterSpace:
     if isinstance(dissimilarity, FunctionSpace | ParameterSpace):
         return dissimilarity
     if isinstance(dissimilarity, AbstractGeometry):
@@ -143,6 +143,6 @@ def _as_space(dissimilarity: Any, subject: str) -> FunctionSpace | ParameterSpac
     if callable(dissimilarity) and not isinstance(dissimilarity, type):
         return ParameterSpace(Dissimilarity(dissimilarity))
     raise TypeError(
-        f"{subject} needs a dissimilarity: a geometry such as `Euclidean()`, `FunctionSpace(model, geometry, x)`, or a "
-        f"function `rho(u, w)`; but got `{getattr(dissimilarity, '__name__', type(dissimilarity).__name__)}`."
+        f"{caller()} needs a dissimilarity: a geometry such as `Euclidean()`, `FunctionSpace(model, geometry, x)`, or "
+        f"a function `rho(u, w)`; but got `{getattr(dissimilarity, '__name__', type(dissimilarity).__name__)}`."
     )

@@ -1,11 +1,13 @@
 import optimistix as optx
 from jaxtyping import PyTree
 
+from natgrad._check import public
 from natgrad._proximal.inner import minimised
 from natgrad._proximal.problem import ProximalProblem
 from natgrad._proximal.step import ProximalStep, concluded
 
 
+@public
 def proximal_point(
     problem: ProximalProblem, w: PyTree, *, solver: optx.AbstractMinimiser | None = None, max_steps: int = 1000
 ) -> ProximalStep:
@@ -14,7 +16,7 @@ def proximal_point(
     With the Euclidean distance it is implicit gradient descent, $u = w - \frac1\mu\nabla J(u)$; with that of a function
     space, implicit descent on the outputs. Found by an inner iteration from $w$, with a `solver` of optimistix; look at
     `residual`."""
-    problem.check(w, "`proximal_point`")
+    problem.check(w)
     mu = problem.strength
 
     def objective(u):

@@ -6,7 +6,7 @@ import optimistix as optx
 from jaxtyping import Array, PyTree
 
 from natgrad import _tree
-from natgrad._check import Requirement, real_array, require
+from natgrad._check import Requirement, caller, public, real_array, require
 from natgrad._proximal.inner import Around, minimised
 from natgrad._proximal.problem import ProximalProblem
 from natgrad._proximal.step import PROXIMAL_RESULTS, ProximalStep, concluded, is_solved
@@ -17,6 +17,7 @@ from natgrad._types import Scalar
 SLACK = 1e-6
 
 
+@public
 def trust_region_step(
     problem: ProximalProblem,
     w: PyTree,
@@ -32,14 +33,13 @@ def trust_region_step(
     from a proximal point of about that radius, or from the natural-gradient step that fits it if there is none. Every
     proximal point solves the trust region of its own radius. The converse needs a convex cost and dissimilarity:
     elsewhere this finds steps that no strength would give."""
-    subject = "`trust_region_step`"
-    problem.check(w, subject)
+    problem.check(w)
     around = Around(problem, w)
-    radius = real_array(radius, f"{subject}: `radius`")
+    radius = real_array(radius, f"{caller()}: `radius`")
     if radius.ndim:
-        raise ValueError(f"{subject} needs one number for `radius`, but got an array of shape {radius.shape}.")
+        raise ValueError(f"{caller()} needs one number for `radius`, but got an array of shape {radius.shape}.")
     positive = Requirement(radius > 0, "a `radius` above 0", "It is in the units of the dissimilarity.")
-    radius = require(radius, [positive], subject).astype(around.start.dtype)
+    radius = require(radius, [positive]).astype(around.start.dtype)
     distance = lambda u: problem.space.dissimilarity(u, w).astype(radius.dtype)
     gradient = problem.space.tangent(problem.gradient(w))
     size = jnp.sqrt(_tree.vdot(gradient, gradient)).astype(radius.dtype)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from natgrad._check import caller
 from natgrad._model import check_outputs, example_axes, of_params
 from natgrad._sites import compat
 from natgrad._sites.coupling import find_coupling
@@ -24,7 +25,7 @@ class Call(NamedTuple):
     def __call__(self, params: list[Any], x: list[Any]) -> Output:
         tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
         if self.x is None:
-            return of_params(self.model, None, "")(tree)
+            return of_params(self.model, None)(tree)
         return self.model(tree, jax.tree.unflatten(jax.tree.structure(self.x), x))
 
     def of_one(self, params: list[Any], shared: list[Any], data: list[Any]) -> Output:
@@ -44,19 +45,19 @@ class Call(NamedTuple):
         return [shape_of(leaf) for leaf in jax.tree.leaves(self.params)]
 
 
-def call_of(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, subject: str) -> Call:
-    axes = example_axes(x, in_axes, subject) if x is not None else []
+def call_of(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> Call:
+    axes = example_axes(x, in_axes) if x is not None else []
     ranks = map(jnp.ndim, jax.tree.leaves(x))
     positive = lambda axis, rank: None if axis is None else axis % rank
     return Call(model, params, x, tuple(map(positive, axes, ranks)))
 
 
-def compare_programs(call: Call, count: int, subject: str) -> tuple[PyTree, str]:
+def compare_programs(call: Call, count: int) -> tuple[PyTree, str]:
     """The shapes of the outputs of a batch, and the primitive by which the model may couple examples, an empty string
     if it cannot. A model that does not work for a batch of one, or works differently there, is refused."""
     leaves = [shape_of(leaf) for leaf in jax.tree.leaves(call.x)]
     batch, whole = jax.make_jaxpr(call, return_shape=True)(call.param_shapes, leaves)
-    check_outputs(whole, count, subject)
+    check_outputs(whole, count)
     if call.x is None:
         return whole, ""
     single_leaves = [shape_of(leaf, axis, 1) for leaf, axis in zip(leaves, call.axes, strict=True)]
@@ -65,14 +66,14 @@ def compare_programs(call: Call, count: int, subject: str) -> tuple[PyTree, str]
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(
-            f"{subject}: the model works on the whole batch but fails on a batch of one example ({reason[0]}). Look "
+            f"{caller()}: the model works on the whole batch but fails on a batch of one example ({reason[0]}). Look "
             "for a hard-coded batch size, and use `x.shape[0]` in its place."
         ) from error
     expected = jax.tree.map(lambda leaf: (1, *leaf.shape[1:]), whole)
     given = jax.tree.map(lambda leaf: leaf.shape, alone)
     if expected != given:
         raise ValueError(
-            f"{subject}: for a batch of one example the output of the model has shape {given} instead of {expected}. "
+            f"{caller()}: for a batch of one example the output of the model has shape {given} instead of {expected}. "
             "Look for a `squeeze` without its `axis`, or for a hard-coded batch size."
         )
     if count == 1:

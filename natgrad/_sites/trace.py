@@ -133,11 +133,11 @@ def add_taps(site: Site, operands: list[Any], taps: list[Any]) -> list[Any]:
     return results
 
 
-def trace_example(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree, subject: str) -> Trace:
+def trace_example(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> Trace:
     """Find where the parameters of a model meet the data of one example."""
-    count = num_examples(x, subject, in_axes)
-    call = call_of(model, params, x, in_axes, subject)
-    whole, coupling = compare_programs(call, count, subject)
+    count = num_examples(x, in_axes)
+    call = call_of(model, params, x, in_axes)
+    whole, coupling = compare_programs(call, count)
     shared, data = call.split(jax.tree.leaves(x))
     first = lambda *arguments: [leaf[0] for leaf in jax.tree.leaves(call.of_one(*arguments))]
     shapes = call.param_shapes, [shape_of(leaf) for leaf in shared], [shape_of(leaf, axis) for leaf, axis in data]

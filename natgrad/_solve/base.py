@@ -51,11 +51,11 @@ class AbstractSolver(eqx.Module):
 def solve_system(
     operator: lx.AbstractLinearOperator, covector: PyTree, damping: Any, solver: AbstractSolver
 ) -> Solution:
-    tree, typed = untyped(covector, Covector, "`solve`")
+    tree, typed = untyped(covector, Covector)
     check_structure(operator.in_structure(), tree, "`solve`: the covector")
     flat, _ = _tree.flatten(tree)
     _, unflatten = _tree.flatten(operator._zeros() if isinstance(operator, AbstractMetric) else tree)
-    is_undamped = check_damping(damping, "`solve`")
+    is_undamped = check_damping(damping)
     damping = real_array(damping, "`solve`: `damping`", flat.dtype)
     system = System(operator, flat, damping, unflatten, is_undamped)
     chosen, note = solver.pick(system)

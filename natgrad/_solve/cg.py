@@ -44,7 +44,7 @@ class CG(AbstractSolver):
 
         start = jnp.zeros_like(b)
         if self.initial is not None:
-            start = _tree.flatten(untyped(self.initial, Vector, "`CG`: `initial`")[0])[0].astype(b.dtype)
+            start = _tree.flatten(untyped(self.initial, Vector)[0])[0].astype(b.dtype)
         r = b - system.mv(start)
         z = precondition(r)
 

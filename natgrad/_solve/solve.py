@@ -6,7 +6,7 @@ from typing import Any
 import lineax as lx
 from jaxtyping import PyTree
 
-from natgrad._check import is_concrete
+from natgrad._check import is_concrete, public
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.pullback import pullback
 from natgrad._solve.auto import Auto
@@ -14,6 +14,7 @@ from natgrad._solve.base import AbstractSolver, solve_system
 from natgrad._solve.result import RESULTS, Solution
 
 
+@public
 def solve(
     operator: lx.AbstractLinearOperator, covector: PyTree, *, damping: Any = 0.0, solver: AbstractSolver | None = None
 ) -> Solution:
@@ -25,6 +26,7 @@ def solve(
     return solve_system(operator, covector, damping, Auto() if solver is None else solver)
 
 
+@public
 def natural_gradient(
     model: Callable,
     geometry: AbstractGeometry,

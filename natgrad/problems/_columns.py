@@ -49,12 +49,12 @@ def check_names(asked: Sequence[Any], names: Sequence[str], path: Path) -> None:
             raise ValueError(f"`{path}` has nothing named `{name}`.{close(str(name), names)} {there}")
 
 
-def finite(values: np.ndarray, subject: str, numbers: Sequence[int], remedy: str) -> np.ndarray:
+def finite(values: np.ndarray, label: str, numbers: Sequence[int], remedy: str) -> np.ndarray:
     """The values, all of which must be finite; rows are called by their `numbers`."""
     for what, is_wrong in (("empty or NaN", np.isnan(values)), ("infinite", np.isinf(values))):
         if is_wrong.any():
             first = numbers[int(np.argwhere(is_wrong)[0, 0])]
-            raise ValueError(f"{subject} has {int(is_wrong.sum())} {what} cells, the first in row {first}. {remedy}")
+            raise ValueError(f"{label} has {int(is_wrong.sum())} {what} cells, the first in row {first}. {remedy}")
     return values
 
 

@@ -86,7 +86,7 @@ class AbstractDamping(eqx.Module):
         if self.shape not in ("identity", "diagonal"):
             raise ValueError(f'`{name}` needs a `shape` of "identity" or "diagonal", but got {self.shape!r}.')
         for path, factor in (self.multipliers or {}).items():
-            check_number(factor, f"`multipliers[{path!r}]`", f"`{name}`", above=0)
+            check_number(factor, f"`multipliers[{path!r}]`", above=0)
 
     def init(self) -> PyTree:
         """The state before the first step."""
@@ -120,7 +120,7 @@ class AbstractDamping(eqx.Module):
 
     def added(self, strength: Any, l2: tuple[float, ...], names: tuple[str, ...], sizes: tuple[int, ...]) -> Added:
         chosen = self.multipliers or {}
-        check_paths(chosen, names, f"`{type(self).__name__}`: `multipliers`")
+        check_paths(chosen, names, "multipliers")
         each = [option_for(chosen, name) for name in names]
         multipliers = tuple(1.0 if m is None else float(m) for m in each)
         return Added(strength, multipliers, l2, self.shape == "diagonal", sizes)

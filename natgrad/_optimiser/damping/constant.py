@@ -2,7 +2,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from natgrad._check import check_number
+from natgrad._check import check_number, public
 from natgrad._optimiser.damping.base import AbstractDamping
 
 
@@ -20,10 +20,11 @@ class ConstantDamping(AbstractDamping):
     value: Any = None
     scale: float = 1.0
 
+    @public
     def __check_init__(self):
         if self.value is not None:
-            check_number(self.value, "`value`", "`ConstantDamping`", least=0, schedules=True)
-        check_number(self.scale, "`scale`", "`ConstantDamping`", above=0)
+            check_number(self.value, "`value`", least=0, schedules=True)
+        check_number(self.scale, "`scale`", above=0)
 
     def init(self):
         return jnp.zeros(()) if self.value is None else ()

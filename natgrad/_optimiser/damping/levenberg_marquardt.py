@@ -2,7 +2,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from natgrad._check import check_number
+from natgrad._check import caller, check_number, public
 from natgrad._optimiser.damping.base import AbstractDamping
 from natgrad._types import Scalar
 
@@ -36,20 +36,20 @@ class LevenbergMarquardt(AbstractDamping):
     minimum: float | None = None
     maximum: float | None = None
 
+    @public
     def __check_init__(self):
-        subject = "`LevenbergMarquardt`"
         if self.initial is not None:
             hint = "(from 0 no factor leads away; use `ConstantDamping(0.0)` for none)"
-            check_number(self.initial, f"`initial` {hint}", subject, above=0)
+            check_number(self.initial, f"`initial` {hint}", above=0)
         for name in ("minimum", "maximum"):
             if getattr(self, name) is not None:
-                check_number(getattr(self, name), f"`{name}`", subject, least=0)
-        check_number(self.decay, "`decay`", subject, above=0, below=1)
-        check_number(self.growth, "`growth`", subject, above=1)
-        check_number(self.high, "`high`", subject)
-        check_number(self.low, "`low`, which is less than `high`,", subject, below=self.high)
+                check_number(getattr(self, name), f"`{name}`", least=0)
+        check_number(self.decay, "`decay`", above=0, below=1)
+        check_number(self.growth, "`growth`", above=1)
+        check_number(self.high, "`high`")
+        check_number(self.low, "`low`, which is less than `high`,", below=self.high)
         if not isinstance(self.every, int) or self.every < 1:
-            raise ValueError(f"{subject} needs `every` to be a whole number of at least 1, but got {self.every}.")
+            raise ValueError(f"{caller()} needs `every` to be a whole number of at least 1, but got {self.every}.")
 
     def init(self):
         return LevenbergMarquardtState(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))

@@ -1,6 +1,6 @@
 from typing import Any
 
-from natgrad._check import check_number
+from natgrad._check import check_number, public
 from natgrad._optimiser.step.base import AbstractStep, Proposal, scheduled
 
 
@@ -9,8 +9,9 @@ class ConstantStep(AbstractStep):
 
     learning_rate: Any = 1.0
 
+    @public
     def __check_init__(self):
-        check_number(self.learning_rate, "`learning_rate`", "`ConstantStep`", above=0, schedules=True)
+        check_number(self.learning_rate, "`learning_rate`", above=0, schedules=True)
 
     def propose(self, context):
         rate = scheduled(self.learning_rate, context.steps)

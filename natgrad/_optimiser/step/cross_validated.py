@@ -2,7 +2,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from natgrad._check import check_number
+from natgrad._check import check_number, public
 from natgrad._optimiser.momentum import Vector
 from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 from natgrad._types import Scalar
@@ -52,10 +52,11 @@ class CrossValidated(AbstractStep):
     patience: Any = 4.0
     radius: Any = 0.5
 
+    @public
     def __check_init__(self):
-        check_number(self.radius, "`radius`", "`CrossValidated`", above=0, schedules=True)
-        check_number(self.patience, "`patience`", "`CrossValidated`", above=0)
-        check_number(self.decay, "`decay`", "`CrossValidated`", least=0, below=1)
+        check_number(self.radius, "`radius`", above=0, schedules=True)
+        check_number(self.patience, "`patience`", above=0)
+        check_number(self.decay, "`decay`", least=0, below=1)
 
     def init(self, params):
         zero = jnp.zeros((), params.dtype)

@@ -2,7 +2,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from natgrad._check import check_number
+from natgrad._check import check_number, public
 from natgrad._optimiser.momentum import HeavyBall
 from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 
@@ -21,9 +21,10 @@ class KLClip(AbstractStep):
     radius: Any = 3e-4
     learning_rate: Any = 1.0
 
+    @public
     def __check_init__(self):
         for name, value in (("radius", self.radius), ("learning_rate", self.learning_rate)):
-            check_number(value, f"`{name}`", "`KLClip`", above=0, schedules=True)
+            check_number(value, f"`{name}`", above=0, schedules=True)
 
     def propose(self, context):
         rate, radius = scheduled(self.learning_rate, context.steps), scheduled(self.radius, context.steps)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from natgrad._check import check_number
+from natgrad._check import check_number, public
 from natgrad._optimiser.step.base import AbstractStep, Proposal, dot
 from natgrad._optimiser.step.trust_region import check_backtracking
 
@@ -18,11 +18,12 @@ class GridLineSearch(AbstractStep):
 
     sizes: Sequence[float] = tuple(0.5**k for k in range(16))
 
+    @public
     def __check_init__(self):
         if callable(self.sizes) or not len(self.sizes):
             raise ValueError(f"`GridLineSearch` needs `sizes`, at least one number, but got {self.sizes}.")
         for size in self.sizes:
-            check_number(size, "each of its `sizes`", "`GridLineSearch`", above=0)
+            check_number(size, "each of its `sizes`", above=0)
 
     def propose(self, context):
         sizes = jnp.asarray(self.sizes, context.loss.dtype)
@@ -48,9 +49,10 @@ class ArmijoLineSearch(AbstractStep):
     sufficient: float = 1e-4
     max_tries: int = 20
 
+    @public
     def __check_init__(self):
-        check_number(self.initial, "`initial`", "`ArmijoLineSearch`", above=0)
-        check_number(self.sufficient, "`sufficient`", "`ArmijoLineSearch`", least=0, below=1)
+        check_number(self.initial, "`initial`", above=0)
+        check_number(self.sufficient, "`sufficient`", least=0, below=1)
         check_backtracking(self)
 
     def propose(self, context):

@@ -3,7 +3,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from natgrad._check import check_number
+from natgrad._check import check_number, public
 from natgrad._optimiser.step.base import AbstractStep, Proposal, scheduled
 
 
@@ -24,9 +24,10 @@ class TrustRegion(AbstractStep):
     shrink: float = 0.5
     max_tries: int = 10
 
+    @public
     def __check_init__(self):
         for name, value in (("radius", self.radius), ("learning_rate", self.learning_rate)):
-            check_number(value, f"`{name}`", "`TrustRegion`", above=0, schedules=True)
+            check_number(value, f"`{name}`", above=0, schedules=True)
         check_backtracking(self)
 
     def propose(self, context):
@@ -70,6 +71,6 @@ class TrustRegion(AbstractStep):
 
 def check_backtracking(step: Any) -> None:
     name = type(step).__name__
-    check_number(step.shrink, "`shrink`", f"`{name}`", above=0, below=1)
+    check_number(step.shrink, "`shrink`", above=0, below=1)
     if not isinstance(step.max_tries, int) or step.max_tries < 1:
         raise ValueError(f"`{name}` needs `max_tries` to be a whole number of at least 1, but got {step.max_tries}.")

@@ -104,7 +104,7 @@ def where_due(due: Any, new: Callable[[], PyTree], old: PyTree) -> PyTree:
 
 def check_part(structure: AbstractStructure) -> None:
     name = "`part`, the fraction of every batch to measure the metric on,"
-    check_number(structure.part, name, f"`{type(structure).__name__}`", above=0, most=1)
+    check_number(structure.part, name, above=0, most=1)
 
 
 def check_periods(structure: Any) -> None:
@@ -114,4 +114,4 @@ def check_periods(structure: Any) -> None:
         value = getattr(structure, period, 1)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"`{name}` needs `{period}` to be a whole number of at least 1, but got {value}.")
-    check_number(structure.decay, "`decay`", f"`{name}`", above=0, most=1)
+    check_number(structure.decay, "`decay`", above=0, most=1)

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 from natgrad import _tree
 from natgrad._blocks.base import Assignment
 from natgrad._blocks.choose import Rules
+from natgrad._check import public
 from natgrad._metric.blocks import BlockMetric
 from natgrad._metric.factored import corrected, is_corrected
 from natgrad._metric.running import RunningAverage, RunningState
@@ -53,6 +54,7 @@ class EKFAC(AbstractStructure):
     num_samples: int
     rules: Rules
 
+    @public
     def __init__(
         self,
         decay: float = 0.95,
@@ -65,7 +67,7 @@ class EKFAC(AbstractStructure):
     ):
         self.decay, self.refresh_every, self.update_every = decay, refresh_every, update_every
         self.part, self.num_samples = part, num_samples
-        self.rules = make_rules("eigenvalue-corrected", rules, "`EKFAC`")
+        self.rules = make_rules("eigenvalue-corrected", rules)
         check_periods(self)
 
     @property
@@ -95,7 +97,7 @@ class EKFAC(AbstractStructure):
 
     def direction(self, state, parts, covector, added):
         operator = state.metric.operator
-        damping = block_damping(state.metric, added, "`EKFAC`")
+        damping = block_damping(state.metric, added)
         inverse = operator.replaced([block.inverted([], damping[k]) for k, block in enumerate(operator.blocks)])
         return Direction(inverse.mv(covector), STEP_RESULTS.successful, jnp.array(0)), state
 
@@ -107,7 +109,7 @@ class EKFAC(AbstractStructure):
             )
 
     def inspect(self, state):
-        state.average.total.report().warn_of_fallbacks("`EKFAC`")
+        state.average.total.report().warn_of_fallbacks()
 
     def _corrected(
         self, metric: BlockMetric, weight: Scalar, measured: list[Measured], is_good: Any
@@ -115,7 +117,7 @@ class EKFAC(AbstractStructure):
         """The metric with the second moments of this step, in its eigenvectors, among its values."""
         basis = dict(zip(metric.operator.places, metric.operator.blocks, strict=True))
         own = [Measured(one.batch, [_in_basis(each, basis) for each in one.assignments]) for one in measured]
-        fresh = combined(own, [one.batch.blocks(one.assignments) for one in own], "`EKFAC`")
+        fresh = combined(own, [one.batch.blocks(one.assignments) for one in own])
         total = self.decay * weight + 1
         kept, part = self.decay * weight / total, 1 / total
         is_good = is_good & jnp.isfinite(fresh.trace())
@@ -126,10 +128,10 @@ class EKFAC(AbstractStructure):
         return corrected, jnp.where(is_good, total, weight)
 
     def _factors(self, measured: list[Measured]) -> BlockMetric:
-        return combined(measured, [one.batch.blocks(one.assignments) for one in measured], "`EKFAC`")
+        return combined(measured, [one.batch.blocks(one.assignments) for one in measured])
 
     def _measured(self, parts, key) -> list[Measured]:
-        return measure(parts, key, self.rules, self.num_samples, "`EKFAC`")
+        return measure(parts, key, self.rules, self.num_samples)
 
 
 def _decomposed(metric: BlockMetric) -> BlockMetric:

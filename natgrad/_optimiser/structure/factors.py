@@ -14,6 +14,7 @@ from natgrad._blocks.choose import Rules, check_rules, choose
 from natgrad._blocks.diagonal import Zero
 from natgrad._blocks.kronecker import nearest
 from natgrad._blocks.report import StructureReport
+from natgrad._check import caller
 from natgrad._metric.blocks import BlockMetric, Blocks
 from natgrad._metric.factored import Batch
 from natgrad._operator.base import AbstractBlock
@@ -33,25 +34,25 @@ class Measured(NamedTuple):
     assignments: list[Assignment]
 
 
-def make_rules(weights: str, options: Mapping[str, Any], subject: str) -> Rules:
+def make_rules(weights: str, options: Mapping[str, Any]) -> Rules:
     known = ["bias", "max_factor", "oversized", "sharing", "structures"]
     if unknown := sorted(set(options) - set(known)):
-        raise TypeError(f"{subject} takes {known} besides its own arguments, as `kfac` does, but got {unknown}.")
-    return check_rules(Rules(weights, **options), subject)
+        raise TypeError(f"{caller()} takes {known} besides its own arguments, as `kfac` does, but got {unknown}.")
+    return check_rules(Rules(weights, **options))
 
 
-def measure(parts: Sequence[Part], key: Key | None, rules: Rules, num_samples: int, subject: str) -> list[Measured]:
+def measure(parts: Sequence[Part], key: Key | None, rules: Rules, num_samples: int) -> list[Measured]:
     """What blocks are computed from, for every part."""
     found = []
     for number, part in enumerate(parts):
         assert part.forward is not None
         columns = columns_of(part, key, num_samples, number)
-        assignments = choose(part.forward.trace, part.forward.routes, rules, {}, subject)
+        assignments = choose(part.forward.trace, part.forward.routes, rules, {})
         found.append(Measured(Batch(part.forward, weighed(part, columns), part.example_weights()), assignments))
     return found
 
 
-def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]], subject: str) -> BlockMetric:
+def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]]) -> BlockMetric:
     """The metric of all parts. The sum of several Kronecker products is replaced by the nearest one."""
     metrics = [own.batch.metric(own.assignments, list(each)) for own, each in zip(measured, blocks, strict=True)]
     if len(metrics) == 1:
@@ -68,7 +69,7 @@ def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlo
     covered = {part.leaf for place in by_place for part in place.parts}
     alone = {place: [block] for place, block in unused.items() if not covered & {part.leaf for part in place.parts}}
     places = {**by_place, **alone}
-    _check_cover(places, metrics[0], subject)
+    _check_cover(places, metrics[0])
     operator = Blocks(tuple(map(_sum, places.values())), tuple(places), metrics[0].operator.structure)
     return BlockMetric(operator, _reported(metrics), metrics[0].num_examples)
 
@@ -83,7 +84,7 @@ def _reported(metrics: Sequence[BlockMetric]) -> StructureReport:
     return StructureReport(tuple(rows))
 
 
-def _check_cover(places: Mapping[Place, Any], metric: BlockMetric, subject: str) -> None:
+def _check_cover(places: Mapping[Place, Any], metric: BlockMetric) -> None:
     """Refuse terms whose blocks overlap."""
     sizes = [_tree.size(leaf) for leaf in metric.operator.structure[0]]
     found = np.zeros(len(sizes), int)
@@ -93,7 +94,7 @@ def _check_cover(places: Mapping[Place, Any], metric: BlockMetric, subject: str)
     bad = [f"`{name}`" for name, size, own in zip(metric.report(), sizes, found, strict=True) if size != own]
     if bad:
         raise ValueError(
-            f"{subject} needs the same blocks in every term, but {', '.join(bad)} are used in different ways. Try "
+            f"{caller()} needs the same blocks in every term, but {', '.join(bad)} are used in different ways. Try "
             '`bias="separate"`, say what you want with `structures={path: ...}`, or use `Exact` or `Diagonal`.'
         )
 
@@ -106,7 +107,7 @@ def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
     return _tree.add(*blocks)
 
 
-def block_damping(metric: BlockMetric, added: Added, subject: str) -> Float[Array, " blocks"]:
+def block_damping(metric: BlockMetric, added: Added) -> Float[Array, " blocks"]:
     """What is added to the diagonal of every block, in units of that diagonal where it is relative to it."""
     names = list(metric.report())
     each = []
@@ -114,7 +115,7 @@ def block_damping(metric: BlockMetric, added: Added, subject: str) -> Float[Arra
         leaves = [part.leaf for part in place.parts]
         if len({(added.multipliers[leaf], added.l2[leaf]) for leaf in leaves}) > 1:
             raise ValueError(
-                f"{subject}: {', '.join(f'`{names[leaf]}`' for leaf in leaves)} share a block, but have different "
+                f"{caller()}: {', '.join(f'`{names[leaf]}`' for leaf in leaves)} share a block, but have different "
                 'damping multipliers or `l2`. Give them the same, or blocks of their own with `bias="separate"`.'
             )
         relative = added.strength * added.multipliers[leaves[0]]

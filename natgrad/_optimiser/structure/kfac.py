@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad import _tree
 from natgrad._blocks.choose import Rules
+from natgrad._check import public
 from natgrad._metric.blocks import BlockMetric, Blocks
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._operator import damped
@@ -57,6 +58,7 @@ class KFAC(AbstractStructure):
     num_samples: int
     rules: Rules
 
+    @public
     def __init__(
         self,
         decay: float = 0.95,
@@ -71,7 +73,7 @@ class KFAC(AbstractStructure):
     ):
         self.decay, self.refresh_every, self.update_every = decay, refresh_every, update_every
         self.part, self.stagger, self.factored, self.num_samples = part, stagger, factored, num_samples
-        self.rules = make_rules("kronecker", rules, "`KFAC`")
+        self.rules = make_rules("kronecker", rules)
         check_periods(self)
 
     @property
@@ -111,7 +113,7 @@ class KFAC(AbstractStructure):
 
     def refresh(self, state, added, moment):
         metric = self._average(state)
-        damping = block_damping(metric, added, "`KFAC`")
+        damping = block_damping(metric, added)
         blocks, units = list(state.inverse.blocks), state.units
         failures, is_stale = state.failures, state.is_stale
         groups = _groups(metric.operator.blocks, self.refresh_every) if self.stagger else [range(len(blocks))]
@@ -143,7 +145,7 @@ class KFAC(AbstractStructure):
     def direction(self, state, parts, covector, added):
         inverse = state.inverse
         if not self._is_factored(added):
-            damping = block_damping(self._average(state), added, "`KFAC`")
+            damping = block_damping(self._average(state), added)
             inverse = inverse.replaced([block.inverted([], damping[k]) for k, block in enumerate(inverse.blocks)])
         scaled = lambda tree: tree if state.units is None else jax.tree.map(_times, tree, state.units)
         vector = scaled(inverse.mv(scaled(covector)))
@@ -167,7 +169,7 @@ class KFAC(AbstractStructure):
             )
 
     def inspect(self, state):
-        state.average.total.report().warn_of_fallbacks("`KFAC`")
+        state.average.total.report().warn_of_fallbacks()
 
     def _is_factored(self, added: Added) -> bool:
         is_undamped = isinstance(added.strength, int | float) and added.strength == 0 and not any(added.l2)
@@ -185,8 +187,8 @@ class KFAC(AbstractStructure):
         return blocks, is_finite
 
     def _measured(self, parts, key) -> BlockMetric:
-        measured = measure(parts, key, self.rules, self.num_samples, "`KFAC`")
-        return combined(measured, [own.batch.blocks(own.assignments) for own in measured], "`KFAC`")
+        measured = measure(parts, key, self.rules, self.num_samples)
+        return combined(measured, [own.batch.blocks(own.assignments) for own in measured])
 
     def _average(self, state: KFACState) -> BlockMetric:
         return RunningAverage(self.decay)._value(state.average)

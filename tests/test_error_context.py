@@ -1,0 +1,106 @@
+"""Messages name the function that the user called, wherever inside it something is wrong."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import natgrad as ng
+from natgrad._check import caller, public
+
+X = np.ones((3, 2))
+
+
+def model(params, x):
+    return x @ params
+
+
+def mixing(params, x):
+    return (x - x.mean(axis=0, keepdims=True)) @ params
+
+
+@public
+def outer(fails=False):
+    name = inner()
+    if fails:
+        raise RuntimeError(name)
+    return name
+
+
+@public
+def inner():
+    return caller()
+
+
+class Thing:
+    @public
+    def __init__(self):
+        self.made_by = caller()
+
+    @public
+    def method(self):
+        return inner()
+
+
+class Derived(Thing):
+    pass
+
+
+def test_the_outermost_name_stands_in_messages():
+    assert (caller(), outer(), inner()) == ("natgrad", "`outer`", "`inner`")
+    assert (Thing().made_by, Derived().made_by, Derived().method()) == ("`Thing`", "`Derived`", "`Derived.method`")
+
+
+def test_a_name_is_forgotten_after_an_error_and_unknown_to_other_threads():
+    with pytest.raises(RuntimeError, match="`outer`"):
+        outer(fails=True)
+    assert caller() == "natgrad"
+    names = []
+
+    @public
+    def busy():
+        thread = threading.Thread(target=lambda: names.append(caller()))
+        thread.start()
+        thread.join()
+
+    busy()
+    assert names == ["natgrad"]
+
+
+def test_names_and_documentation_of_public_functions_are_kept():
+    assert ng.pullback.__name__ == "pullback" and "matrix-free" in (ng.pullback.__doc__ or "")
+
+
+NESTED = {
+    "`natural_gradient`": lambda x: ng.natural_gradient(mixing, ng.Euclidean(), np.ones((2, 1)), x, np.ones((2, 1))),
+    "`kfac`": lambda x: ng.kfac(mixing, ng.Euclidean(), np.ones((2, 1)), x),
+    "`gram`": lambda x: ng.gram(mixing, ng.Euclidean(), np.ones((2, 1)), x),
+    "`per_example`": lambda x: ng.per_example(mixing, np.ones((2, 1)), x, np.ones((3, 1))),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_errors_of_what_a_function_calls_are_raised_in_its_name(name):
+    with pytest.raises(ValueError, match=f"^{name}: the model couples examples"):
+        NESTED[name](np.arange(6.0).reshape(3, 2))
+
+
+def test_errors_while_a_compiled_program_runs_have_the_name_too():
+    statistic = jax.jit(lambda x: ng.per_example(mixing, jnp.ones((2, 1)), x, jnp.ones((3, 1))).norms())
+    with pytest.raises(Exception, match="`per_example`: the model couples examples"):
+        jax.block_until_ready(statistic(np.arange(6.0).reshape(3, 2)))
+
+
+def test_steps_and_starts_of_an_optimiser_are_told_apart():
+    opt = ng.NaturalGradient(model, ng.LeastSquares())
+    params, batch = jnp.ones((2, 1)), (X, np.ones((3, 1)))
+    bad = (X, np.full((3, 1), np.nan))
+    with pytest.raises(ValueError, match="^`NaturalGradient.init`: the target of example 0"):
+        opt.init(params, bad)
+    state = opt.init(params, batch)
+    with pytest.raises(ValueError, match="^`NaturalGradient.step`: the target of example 0"):
+        opt.step(params, state, bad)
+    with pytest.raises(ValueError, match="^`NaturalGradient.update`: the target of example 0"):
+        opt.update(params, state, params, bad)
