@@ -2,8 +2,9 @@
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 
 def size(count: int) -> str:
@@ -38,3 +39,19 @@ def warn(message: str) -> None:
         found = level + 1 if frame.f_code.co_filename.startswith(package) else found
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=found)
+
+
+Item = TypeVar("Item")
+
+
+def track(items: Iterable[Item], description: str, *, show: bool) -> Iterable[Item]:
+    """The items, with a progress bar that leaves nothing behind."""
+    if show:
+        try:
+            from rich.console import Console
+            from rich.progress import track as rich_track
+        except ImportError:
+            return items
+        if Console().is_terminal:
+            return rich_track(items, description=description, transient=True)
+    return items

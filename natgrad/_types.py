@@ -6,6 +6,7 @@ a factor, `K` classes, `d` dimension of a vector observation, `P` parameters in 
 
 from typing import TypeAlias
 
+import equinox as eqx
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 Scalar: TypeAlias = Float[Array, ""]
@@ -20,3 +21,10 @@ Moments: TypeAlias = PyTree
 Observation: TypeAlias = PyTree
 
 Key: TypeAlias = PRNGKeyArray | Array
+
+
+class Estimate(eqx.Module):
+    """A random estimate and, entry by entry, the standard error of its mean."""
+
+    value: PyTree
+    standard_error: PyTree

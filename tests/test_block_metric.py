@@ -13,9 +13,9 @@ from models import normal
 from zoo import affine, along, integers
 
 import natgrad as ng
-from natgrad._blocks.choose import Rules, check_rules
-from natgrad._operator.diagonal import DiagonalBlock
-from natgrad._operator.kronecker import KroneckerBlock
+from natgrad._block.choose import Rules, check_rules
+from natgrad._block.kronecker import KroneckerBlock
+from natgrad._block.unfactored import DiagonalBlock
 
 SQUARES = ng.Euclidean()
 SOFTMAX = ng.Fisher(ng.Categorical())
@@ -366,6 +366,6 @@ def test_bad_use_of_the_metric():
     with pytest.raises(ValueError, match="`BlockInverse.mv` needs a tree with the structure"):
         K.inverse(0.1).mv(jnp.ones(3))
     with pytest.raises(TypeError, match="`Blockwise` needs a metric made of blocks"):
-        from natgrad._solve.blockwise import Blockwise
+        from natgrad._solve.direct import Blockwise
 
         ng.solve(ng.identity(jnp.ones(3)), jnp.ones(3), damping=0.1, solver=Blockwise())

@@ -12,12 +12,12 @@ import optax
 import pytest
 
 import natgrad as ng
-from natgrad.comparison import verdict as judgement
-from natgrad.comparison.compare import Budget, Comparison, Outcome, compare
-from natgrad.comparison.document import document
-from natgrad.comparison.geometry import Examination
-from natgrad.comparison.methods import METHODS, FirstOrder
-from natgrad.comparison.run import Point, Run
+from natgrad.experiment import verdict as judgement
+from natgrad.experiment.compare import Budget, Comparison, Outcome, compare
+from natgrad.experiment.document import document
+from natgrad.experiment.examination import Examination
+from natgrad.experiment.methods import METHODS, FirstOrder
+from natgrad.experiment.run import Point, Run
 
 pytestmark = pytest.mark.users_defaults
 

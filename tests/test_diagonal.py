@@ -10,7 +10,7 @@ from models import MODELS, normal
 from zoo import ZooCase
 
 import natgrad as ng
-from natgrad._solve.elementwise import Elementwise
+from natgrad._solve.direct import Elementwise
 
 
 def root(case):

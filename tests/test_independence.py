@@ -22,7 +22,7 @@ try:
     import diffrax
 except ModuleNotFoundError:  # It is not in the environments of the oldest and the newest JAX.
     diffrax: Any = None
-from natgrad._sites.trace import trace_example
+from natgrad._program.trace import trace_example
 
 COUNT = 4
 REFUSALS = (ValueError, RuntimeError)  # while it is traced, and while it runs

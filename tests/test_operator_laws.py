@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from models import normal
 
-from natgrad._operator import batched, damped
-from natgrad._operator.dense import DenseBlock
-from natgrad._operator.diagonal import DiagonalBlock
-from natgrad._operator.eigen import EigenBlock
-from natgrad._operator.factor import second_moment
-from natgrad._operator.kronecker import KroneckerBlock
-from natgrad._operator.place import Moved, Picked, Place, part
+from natgrad._block import damped, stacks
+from natgrad._block.eigen import EigenBlock
+from natgrad._block.entries import Moved, Picked, Place, part
+from natgrad._block.factor import second_moment
+from natgrad._block.kronecker import KroneckerBlock
+from natgrad._block.unfactored import DenseBlock, DiagonalBlock
 
 
 def factor(seed, groups, size, block):
@@ -20,7 +19,7 @@ def factor(seed, groups, size, block):
 
 
 def eigen_block():
-    bases = [batched.eigen(factor(seed, 2, size, size)[:, 0]).vectors[:, None] for seed, size in ((1, 3), (2, 4))]
+    bases = [stacks.eigen(factor(seed, 2, size, size)[:, 0]).vectors[:, None] for seed, size in ((1, 3), (2, 4))]
     return EigenBlock(*bases, normal(3, 2, 3, 4) ** 2)
 
 
@@ -37,7 +36,7 @@ SHAPES = {"kronecker_blocked_outputs": (1, 3, 4), "kronecker_of_numbers": (3, 1,
 
 
 def eigen(block):
-    return batched.batched(batched.eigen, block.matrices())
+    return stacks.batched(stacks.eigen, block.matrices())
 
 
 def flat(x):
@@ -113,10 +112,10 @@ def test_matrices_of_one_size_are_factorised_in_one_call():
 
     def function(stack):
         calls.append(stack.shape)
-        return batched.eigen(stack)
+        return stacks.eigen(stack)
 
     stacks = [factor(1, 2, 3, 3), factor(2, 1, 4, 4), factor(3, 1, 3, 3)[:, 0]]
-    found = batched.batched(function, stacks)
+    found = stacks.batched(function, stacks)
     assert sorted(calls) == [(1, 4, 4), (3, 3, 3)]
     for stack, (values, vectors) in zip(stacks, found, strict=True):
         assert vectors.shape == stack.shape
@@ -127,7 +126,7 @@ def test_large_moments_are_put_together_from_halves(monkeypatch):
     x = normal(1, 1, 5, 15)
     count = lambda: str(jax.make_jaxpr(lambda x: second_moment(x, 15))(x)).count("dot_general")
     assert count() == 1
-    monkeypatch.setattr("natgrad._operator.factor.LARGE", 5 * 15**2)
+    monkeypatch.setattr("natgrad._block.factor.LARGE", 5 * 15**2)
     assert count() == 3
     np.testing.assert_allclose(second_moment(x, 15)[0, 0], x[0].T @ x[0], rtol=1e-12, atol=1e-13)
 
@@ -138,7 +137,7 @@ def test_an_inverse_beyond_rounding_is_found_all_the_same_and_said_so():
     singular = jnp.asarray(np.stack([np.outer(v, v), np.eye(40, dtype=np.float32)]))
     traces = jnp.trace(singular, axis1=1, axis2=2)
     little = jnp.full_like(traces, 3e-5)
-    (found,), is_definite, is_finite = batched.damped_inverses([singular], traces, jnp.ones_like(traces), little)
+    (found,), is_definite, is_finite = stacks.damped_inverses([singular], traces, jnp.ones_like(traces), little)
     assert np.all(np.isfinite(found))
     assert is_definite.tolist() == [False, True] and is_finite.tolist() == [True, True]
     np.testing.assert_allclose(found[1], np.eye(40), rtol=1e-4)
@@ -151,7 +150,7 @@ def test_inverses_of_matrices_of_many_sizes_agree_with_numpy_and_take_little_mem
     traces = jnp.concatenate([jnp.trace(stack, axis1=1, axis2=2) for stack in stacks])
     scale = jnp.linspace(0.5, 2.0, traces.size)
     damping = jnp.linspace(0.1, 1.0, traces.size)
-    compiled = jax.jit(batched.damped_inverses).lower(stacks, traces, scale, damping).compile()
+    compiled = jax.jit(stacks.damped_inverses).lower(stacks, traces, scale, damping).compile()
     found, is_definite, is_finite = compiled(stacks, traces, scale, damping)
     assert jnp.all(is_definite) and jnp.all(is_finite)
     start = 0
@@ -161,7 +160,7 @@ def test_inverses_of_matrices_of_many_sizes_agree_with_numpy_and_take_little_mem
             inverses, np.linalg.inv(s * np.asarray(stack) + d * np.eye(stack.shape[-1])), rtol=1e-9, atol=1e-11
         )
         start += len(stack)
-    entries = sum(stack.size for stack in stacks) + batched.MAX_PADDED_ENTRIES
+    entries = sum(stack.size for stack in stacks) + stacks.MAX_PADDED_ENTRIES
     assert compiled.memory_analysis().temp_size_in_bytes < 10 * 8 * entries
 
 

@@ -18,7 +18,7 @@ from zoo import affine, classifier, classifier_problem, integers, libraries
 
 import natgrad as ng
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._optimiser.history import History
+from natgrad._optimiser.guard import History
 
 
 @functools.cache
@@ -104,7 +104,7 @@ def test_damping_starts_at_the_mean_eigenvalue_and_follows_the_predictions():
     ],
 )
 def test_thresholds_of_levenberg_and_marquardt(ratio, rejected, expected):
-    from natgrad._optimiser.damping.base import Outcome
+    from natgrad._optimiser.damping import Outcome
     from natgrad._optimiser.info import Quantity
 
     damping = ng.LevenbergMarquardt(initial=1.0, every=2, minimum=0.9, maximum=3.0)

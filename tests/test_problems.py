@@ -21,10 +21,9 @@ import pytest
 import natgrad as ng
 from natgrad._problem import Problem
 from natgrad.problems import PROBLEMS, data, from_file
-from natgrad.problems._arrays import idx_array
-from natgrad.problems._csv import read_csv
-from natgrad.problems._parts import parted, units
+from natgrad.problems._perceptron import parted, units
 from natgrad.problems._poisson import exact, grid, laplacian, poisson_pde, residual
+from natgrad.problems._readers import idx_array, read_csv
 
 pytestmark = pytest.mark.users_defaults
 

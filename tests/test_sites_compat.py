@@ -10,7 +10,7 @@ from models import normal
 from zoo import ZOO, affine, integers, straight_through
 
 import natgrad as ng
-from natgrad._sites import compat
+from natgrad._program import compat
 
 pytestmark = pytest.mark.compat
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, PyTree
 
 from natgrad import _linalg, _tree
 from natgrad._check import Requirement, aligned, integer_array, real_array, require
-from natgrad._family.conjugate import natural_by_newton
+from natgrad._family.newton import natural_by_newton
 from natgrad._types import Key, Matrix, Moments, Natural, Observation, Scalar
 
 

@@ -1,6 +1,7 @@
 """What a geometry on the output of a model is, and how geometries combine."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -10,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from natgrad import _linalg, _tree
 from natgrad._backend import require_sound
-from natgrad._check import Requirement, real_array, require
+from natgrad._check import Requirement, is_concrete, real_array, require
 from natgrad._types import Key, Matrix, Output, Scalar
 
 
@@ -173,3 +174,24 @@ def gaussian_sample(factor: Output, key: Key) -> Output:
     first = jax.tree.leaves(factor)[0]
     noise = jax.random.normal(key, first.shape[:1], first.dtype)
     return jax.tree.map(lambda columns: jnp.tensordot(noise.astype(columns.dtype), columns, axes=1), factor)
+
+
+Function = Callable[[Output], Scalar]
+
+
+def hessian_mv(function: Function, z: Output, v: Output) -> Output:
+    return jax.jvp(jax.grad(function), (z,), (v,))[1]
+
+
+def hessian_factor(function: Function, z: Output) -> Output:
+    matrix = _linalg.dense(lambda v: hessian_mv(function, z, v), z)
+    return jax.vmap(_tree.unravel_like(z))(_linalg.square_root(matrix).T)
+
+
+def check_semidefinite(function: Function, z: Output, label: str, needs: str, remedy: str) -> None:
+    """Refuse a concrete `z` where the Hessian has a negative eigenvalue, or is not finite."""
+    if not is_concrete(z):
+        return
+    factor = hessian_factor(function, z)
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(factor)]))
+    require(z, [Requirement(finite, needs, remedy)], label)

@@ -4,8 +4,7 @@ import equinox as eqx
 import jax
 
 from natgrad import _tree
-from natgrad._geometry.autodiff import check_semidefinite, hessian_factor, hessian_mv
-from natgrad._geometry.base import AbstractGeometry, gaussian_sample
+from natgrad._geometry.base import AbstractGeometry, check_semidefinite, gaussian_sample, hessian_factor, hessian_mv
 from natgrad._types import Output, Scalar
 
 

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 
 from natgrad import _tree
 from natgrad._check import Requirement, is_concrete, require
-from natgrad._geometry.autodiff import check_semidefinite, hessian_factor, hessian_mv
-from natgrad._geometry.base import AbstractGeometry, gaussian_sample
+from natgrad._geometry.base import AbstractGeometry, check_semidefinite, gaussian_sample, hessian_factor, hessian_mv
 from natgrad._types import Output, Scalar
 
 

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float, PyTree
 from natgrad import _linalg, _tree
 from natgrad._check import Requirement, is_concrete, public, require
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._manifold.chart import reparametrise
+from natgrad._manifold.musical import reparametrise
 from natgrad._metric.pullback import pullback
 from natgrad._model import of_params, without_aux
 from natgrad._solve.base import AbstractSolver
-from natgrad._solve.pseudo_inverse import PseudoInverse
+from natgrad._solve.direct import PseudoInverse
 from natgrad._solve.solve import solve
 from natgrad._types import Output, Scalar
 

@@ -1,5 +1,3 @@
-"""Between vectors and covectors, and along maps."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +7,22 @@ from jaxtyping import PyTree
 
 from natgrad._check import public
 from natgrad._solve.base import AbstractSolver
-from natgrad._solve.pseudo_inverse import PseudoInverse
+from natgrad._solve.direct import PseudoInverse
 from natgrad._solve.solve import raise_failure, solve
 from natgrad._vector import Covector, Vector, untyped
+
+
+@public
+def reparametrise(model: Callable, chart: Callable[[PyTree], PyTree]) -> Callable:
+    r"""The same model in other coordinates: `model(chart(theta), x)` as a function of `theta` and `x`.
+
+    Its pullback metric at `theta` is that of the model pulled back through the chart, so natural gradients of the
+    two push forward to the same change of the outputs."""
+
+    def reparametrised(theta: PyTree, *x: PyTree) -> PyTree:
+        return model(chart(theta), *x)
+
+    return reparametrised
 
 
 @public

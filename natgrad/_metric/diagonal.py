@@ -1,4 +1,5 @@
-"""The diagonal of a pulled-back metric, from squares of gradients that are never formed."""
+"""Diagonal metrics: the identity, and the diagonal of a pulled-back metric, from squares of gradients that are never
+formed."""
 
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.samples import forward_in, power_sum
 from natgrad._model import check_params, finite, num_examples, without_aux
-from natgrad._per_example.probe import check_model
+from natgrad._point.probe import check_model
 from natgrad._types import Key, Output
 
 
@@ -163,3 +164,40 @@ def sample_columns(geometry: AbstractGeometry, z: Output, key: Key, num_samples:
 def draw(geometry: AbstractGeometry, z: Output, keys: Key) -> Output:
     """One draw of output cotangents for every key, draws in front and then examples."""
     return jax.vmap(jax.vmap(geometry.sample), in_axes=(None, 0))(z, keys)
+
+
+class IdentityMetric(AbstractMetric):
+    """The Euclidean metric on the parameters themselves. `metric + 0.1 * identity(params)` is a damped metric."""
+
+    _structure: tuple = eqx.field(static=True)
+
+    def _mv(self, v):
+        return v
+
+    @property
+    def root_size(self):
+        return self.in_size()
+
+    def root_mv(self, v):
+        return _tree.flatten(v)[0]
+
+    def root_transpose_mv(self, u):
+        return self._unflatten(u)
+
+    def diagonal(self):
+        return jax.tree.map(jnp.ones_like, self._zeros())
+
+    @property
+    def is_diagonal(self):
+        return True
+
+    def in_structure(self):
+        leaves, treedef = self._structure
+        return jax.tree.unflatten(treedef, leaves)
+
+
+@public
+def identity(params: PyTree) -> IdentityMetric:
+    """The Euclidean metric on parameters like `params`."""
+    leaves, treedef = jax.tree.flatten(_tree.structure(params))
+    return IdentityMetric((tuple(leaves), treedef))

@@ -11,7 +11,7 @@ from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.diagonal import factor_columns, sample_columns
 from natgrad._metric.samples import forward_in
 from natgrad._model import check_params, finite, without_aux
-from natgrad._per_example.probe import check_model
+from natgrad._point.probe import check_model
 from natgrad._types import Key
 
 

@@ -18,9 +18,9 @@ from natgrad._model import (
     num_examples,
     of_params,
 )
-from natgrad._per_example.forward import Forward, forward_with_derivative, traced
-from natgrad._sites import compat
-from natgrad._sites.call import call_of, compare_programs
+from natgrad._point.forward import Forward, forward_with_derivative, traced
+from natgrad._program import compat
+from natgrad._program.call import call_of, compare_programs
 from natgrad._types import Output
 
 

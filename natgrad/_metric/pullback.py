@@ -1,4 +1,4 @@
-"""Metrics that a model induces on its parameters."""
+"""Metrics that a model induces on its parameters, and how far apart two parameter vectors are as functions."""
 
 import math
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from natgrad._metric.output import (
     LossGeometry,
     SameGeometry,
 )
-from natgrad._model import without_aux
-from natgrad._types import Key, Output
+from natgrad._model import check_outputs, check_params, check_structure, num_examples, of_params, without_aux
+from natgrad._types import Key, Output, Scalar
 
 
 class PullbackMetric(AbstractMetric):
@@ -179,3 +179,76 @@ def gauss_newton(
     geometry_of(first[1])._check(_tree.at_least_float32(first[0]), "gauss_newton")
     output = ExactOutputMetric(geometry_of, linearisation.z, y)
     return make_metric(linearisation, output, (model, params, x), check=check)
+
+
+@public
+def empirical_fisher(
+    model: Callable,
+    loss: Callable,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree = None,
+    *,
+    has_aux: bool = False,
+    check: bool = True,
+) -> PullbackMetric:
+    r"""The second moment $\frac1N\sum_i g_i g_i^\top$ of the gradients $g_i$ of the examples' losses.
+
+    !!! warning "This is not the Fisher metric"
+        The Fisher metric averages over targets drawn from the model; this one uses the targets of the data. The two
+        agree only where the model fits the distribution of the data, and far from there the directions they give differ
+        widely.
+        Use `pullback(model, Fisher(family), ...)` for the Fisher metric, `key=...` if it should cost no more than
+        this.
+
+    `loss(z, y)` is written for one example; `has_aux` and `check` are as for `pullback`."""
+    model = without_aux(model, has_aux)
+    return _gradient_moment(model, loss, params, x, y, check, is_centred=False)
+
+
+@public
+def gradient_covariance(
+    model: Callable,
+    loss: Callable,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree = None,
+    *,
+    has_aux: bool = False,
+    check: bool = True,
+) -> PullbackMetric:
+    r"""The covariance $\frac1N\sum_i (g_i - \bar g)(g_i - \bar g)^\top$ of the gradients of the examples' losses (with
+    divisor $N$), so that `empirical_fisher` is this plus $\bar g\,\bar g^\top$. Arguments are as for
+    `empirical_fisher`."""
+    model = without_aux(model, has_aux)
+    return _gradient_moment(model, loss, params, x, y, check, is_centred=True)
+
+
+def _gradient_moment(model, loss, params, x, y, check, *, is_centred) -> PullbackMetric:
+    linearisation = linearise(model, params, x)
+    cotangents = jax.vmap(jax.grad(loss))(linearisation.z, y)
+    columns = jax.tree.map(lambda s: s[:, None], cotangents)
+    output = ColumnsOutputMetric(columns, is_centred)
+    return make_metric(linearisation, output, (model, params, x), check=check)
+
+
+@public
+def function_distance(
+    model: Callable,
+    geometry: AbstractGeometry,
+    params: PyTree,
+    other: PyTree,
+    x: PyTree = None,
+    *,
+    has_aux: bool = False,
+) -> Scalar:
+    r"""How far apart two parameter vectors are as functions: the mean over the batch of
+    $\rho(f(w', x_i), f(w, x_i))$, with $w$ = `params` and $w'$ = `other`.
+
+    Its Hessian in `other` at `other = params` is the pullback metric. With `has_aux` the model returns `(z, aux)`, and
+    `aux` is left out."""
+    check_params(params)
+    check_structure(params, other, f"{caller()}: `other`")
+    function = of_params(without_aux(model, has_aux), x)
+    check_outputs(jax.eval_shape(function, params), num_examples(x))
+    return jnp.mean(jax.vmap(geometry.dissimilarity)(function(other), function(params)))

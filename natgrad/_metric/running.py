@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
+from natgrad._block.eigen import EigenBlock
 from natgrad._check import is_concrete, real_array
-from natgrad._operator.eigen import EigenBlock
 
 
 class RunningState(NamedTuple):

@@ -15,9 +15,9 @@ from natgrad import _tree
 from natgrad._check import caller
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.output import ColumnsOutputMetric
-from natgrad._per_example.chunks import summed
-from natgrad._per_example.forward import Forward, forward_pass
-from natgrad._per_example.operator import PerExample
+from natgrad._point.forward import Forward, forward_pass
+from natgrad._point.per_example import PerExample
+from natgrad._point.records import summed
 from natgrad._types import Output
 
 # The model, its parameters and its data.

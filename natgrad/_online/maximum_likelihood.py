@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int
 from natgrad import _tree
 from natgrad._check import are_met
 from natgrad._family.base import AbstractFamily, all_finite
-from natgrad._progress import track
+from natgrad._text import track
 from natgrad._types import Moments, Natural, Observation
 
 

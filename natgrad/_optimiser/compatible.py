@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from natgrad._optimiser.damping.base import AbstractDamping
+from natgrad._optimiser.damping import AbstractDamping
 from natgrad._optimiser.momentum import AbstractMomentum, HeavyBall, NoMomentum, Spring
 from natgrad._optimiser.step.base import AbstractStep
 from natgrad._optimiser.structure.base import AbstractStructure

@@ -13,7 +13,7 @@ from natgrad._metric.linearise import Linearisation, linearise_tapped, linearise
 from natgrad._model import differing, of_params
 from natgrad._optimiser.batch import Batch, check_weights, weigh
 from natgrad._optimiser.problem import Bound
-from natgrad._per_example.forward import Forward
+from natgrad._point.forward import Forward
 from natgrad._types import Output, Scalar
 
 

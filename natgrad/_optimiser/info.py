@@ -1,4 +1,4 @@
-"""What a step says about itself."""
+"""What a step tells its user: numbers that are known or absent, and a result in words."""
 
 import math
 import operator
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad._check import is_concrete
-from natgrad._solve.result import RESULTS
+from natgrad._solve.base import RESULTS
 from natgrad._types import Scalar
 
 

@@ -10,20 +10,16 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._blocks.paths import check_paths, numbers_by_path, option_for
-from natgrad._blocks.report import StructureReport
+from natgrad._block.structure_report import StructureReport
 from natgrad._check import is_concrete, public
-from natgrad._metric.blocks import BlockMetric
+from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.running import RunningState
 from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_together, check_types
-from natgrad._optimiser.conclusion import Soundness, State, conclude
-from natgrad._optimiser.damping.base import AbstractDamping, Outcome
-from natgrad._optimiser.damping.constant import ConstantDamping
-from natgrad._optimiser.damping.levenberg_marquardt import LevenbergMarquardt
+from natgrad._optimiser.damping import AbstractDamping, ConstantDamping, LevenbergMarquardt, Outcome
 from natgrad._optimiser.evaluation import Evaluation, Pass, evaluate, loss_and_gradient, loss_at, part_of
 from natgrad._optimiser.flax import register_with_flax
-from natgrad._optimiser.history import History
+from natgrad._optimiser.guard import History, Soundness, State, conclude
 from natgrad._optimiser.info import Info, Quantity
 from natgrad._optimiser.momentum import AbstractMomentum, Vector
 from natgrad._optimiser.problem import Bound, as_terms, batches_of, has_weight, refuse_invalid
@@ -32,10 +28,11 @@ from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Moment
 from natgrad._optimiser.structure.kfac import KFAC
 from natgrad._optimiser.trainable import check_trained, is_floating, partition, refuse_numbers, warn_of_unused
-from natgrad._per_example.probe import probe
-from natgrad._sites.routes import uses_of
-from natgrad._sites.trace import trace_example
+from natgrad._point.probe import probe
+from natgrad._program.trace import trace_example
+from natgrad._tree import check_paths, numbers_by_path, option_for
 from natgrad._types import Key
+from natgrad._uses.parameter_uses import uses_of
 
 
 class NaturalGradient:

@@ -10,11 +10,11 @@ import optax
 from jaxtyping import PyTree
 
 from natgrad._check import public
-from natgrad._optimiser.damping.constant import ConstantDamping
+from natgrad._optimiser.damping import ConstantDamping
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.momentum import NoMomentum
 from natgrad._optimiser.natural_gradient import NaturalGradient
-from natgrad._optimiser.step.constant import ConstantStep
+from natgrad._optimiser.step.fixed import ConstantStep
 from natgrad._optimiser.trainable import filter_of
 
 

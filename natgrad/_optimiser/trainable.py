@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from natgrad import _text, _tree
-from natgrad._blocks.paths import check_paths, fits, option_for
 from natgrad._check import caller
+from natgrad._tree import check_paths, fits, option_for
 
 # Collections of flax that hold what a model keeps besides its parameters, and the variables of nnx that do.
 COLLECTIONS = ("batch_stats", "cache", "intermediates", "perturbations")

@@ -7,9 +7,9 @@ from jaxtyping import Array, PyTree
 
 from natgrad import _tree
 from natgrad._check import Requirement, caller, public, real_array, require
-from natgrad._proximal.inner import Around, minimised
-from natgrad._proximal.problem import ProximalProblem
-from natgrad._proximal.step import PROXIMAL_RESULTS, ProximalStep, concluded, is_solved
+from natgrad._proximal.result import PROXIMAL_RESULTS, ProximalStep, concluded, is_solved
+from natgrad._proximal.spaces import ProximalProblem
+from natgrad._proximal.steps import Around, minimised
 from natgrad._solve.solve import solve
 from natgrad._types import Scalar
 

@@ -7,8 +7,7 @@ from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._metric.base import AbstractMetric
-from natgrad._solve.base import AbstractSolver, System
-from natgrad._solve.result import RESULTS
+from natgrad._solve.base import RESULTS, AbstractSolver, System
 from natgrad._vector import Vector, untyped
 
 

@@ -4,8 +4,7 @@ from jaxtyping import PyTree
 from natgrad import _linalg, _tree
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.pullback import PullbackMetric
-from natgrad._solve.base import AbstractSolver, System, accurate
-from natgrad._solve.result import RESULTS
+from natgrad._solve.base import RESULTS, AbstractSolver, System, accurate
 
 
 class SampleSpace(AbstractSolver):

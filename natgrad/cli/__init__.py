@@ -14,7 +14,7 @@ except ImportError as error:
 
 import natgrad
 from natgrad.cli import compare, doctor, figures, inspect, new, train
-from natgrad.comparison.run import COMPILATION
+from natgrad.experiment.run import COMPILATION
 
 app = typer.Typer(
     help="Natural gradients for JAX: choose a geometry on the outputs, pull it back, step downhill in it.",

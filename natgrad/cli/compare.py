@@ -5,14 +5,13 @@ from typing import Annotated, Any
 import typer
 
 from natgrad.cli import options
-from natgrad.cli.ending import finish, prepare
-from natgrad.cli.failure import Failure, reported
+from natgrad.cli.ending import Failure, finish, prepare, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
-from natgrad.comparison.compare import Budget
-from natgrad.comparison.compare import compare as compare_methods
-from natgrad.comparison.document import document
-from natgrad.comparison.methods import METHODS
+from natgrad.experiment.compare import Budget
+from natgrad.experiment.compare import compare as compare_methods
+from natgrad.experiment.document import document
+from natgrad.experiment.methods import METHODS
 
 EXAMPLES = "Examples: `natgrad compare`, `natgrad compare diabetes --seconds 60`, `natgrad compare mine.py:problem`"
 

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 import natgrad as ng
 from natgrad import _backend
 from natgrad.cli import options
-from natgrad.cli.failure import Failure, reported
+from natgrad.cli.ending import Failure, reported
 
 EXAMPLES = "Example: `natgrad doctor`"
 

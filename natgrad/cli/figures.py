@@ -4,7 +4,7 @@ from typing import Annotated
 import typer
 
 from natgrad.cli import options
-from natgrad.cli.failure import Failure, reported
+from natgrad.cli.ending import Failure, reported
 from natgrad.plots import FIGURES, save_figures
 
 EXAMPLES = "Examples: `natgrad figures --out out`, `natgrad figures rosenbrock pullback`"

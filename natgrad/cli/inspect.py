@@ -7,16 +7,14 @@ import typer
 from natgrad._optimiser.checkpoint import load_checkpoint
 from natgrad._problem import Problem
 from natgrad.cli import options
-from natgrad.cli.ending import finish, prepare
-from natgrad.cli.failure import Failure, reported
+from natgrad.cli.ending import Failure, finish, prepare, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
-from natgrad.comparison.compare import Budget, Comparison, Progress
-from natgrad.comparison.document import document
-from natgrad.comparison.folder import Folder
-from natgrad.comparison.geometry import Examination
-from natgrad.comparison.methods import NATURAL
-from natgrad.comparison.training import restored
+from natgrad.experiment.compare import Budget, Comparison, Progress
+from natgrad.experiment.document import document
+from natgrad.experiment.examination import Examination
+from natgrad.experiment.methods import NATURAL
+from natgrad.experiment.training import Folder, restored
 
 EXAMPLES = "Examples: `natgrad inspect poisson-pde`, `natgrad inspect digits --checkpoint out/train`"
 

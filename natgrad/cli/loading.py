@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from natgrad._problem import Problem
-from natgrad.cli.failure import Failure
+from natgrad.cli.ending import Failure
 from natgrad.problems import PROBLEMS, from_file
 
 DATA = (".csv", ".csv.gz", ".npz", "-ubyte", "-ubyte.gz")

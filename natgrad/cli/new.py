@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from natgrad.cli import options
-from natgrad.cli.failure import Failure, reported
+from natgrad.cli.ending import Failure, reported
 
 EXAMPLES = "Examples: `natgrad new`, `natgrad new models/mine.py`, then `natgrad compare models/mine.py:problem`"
 

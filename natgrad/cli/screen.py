@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from natgrad import _text
-from natgrad.comparison.compare import Progress as Advance
+from natgrad.experiment.compare import Progress as Advance
 
 
 class Clock:

@@ -7,15 +7,14 @@ import typer
 
 from natgrad._problem import Problem
 from natgrad.cli import options
-from natgrad.cli.ending import finish, prepare
-from natgrad.cli.failure import Failure, reported
+from natgrad.cli.ending import Failure, finish, prepare, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
-from natgrad.comparison.compare import Budget
-from natgrad.comparison.document import document
-from natgrad.comparison.folder import Folder, described
-from natgrad.comparison.methods import NATURAL, Natural
-from natgrad.comparison.training import train as train_method
+from natgrad.experiment.compare import Budget
+from natgrad.experiment.document import document
+from natgrad.experiment.methods import NATURAL, Natural
+from natgrad.experiment.training import Folder, described
+from natgrad.experiment.training import train as train_method
 
 EXAMPLES = (
     "Examples: `natgrad train digits --structure ekfac --out run`, `natgrad train digits --out run --resume`, "

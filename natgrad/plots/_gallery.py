@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from natgrad._progress import track
+from natgrad._text import track
 from natgrad.plots._bregman import bregman
 from natgrad.plots._contours import contours
 from natgrad.plots._function_space import function_space

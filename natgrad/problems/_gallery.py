@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 from natgrad._problem import Problem
 from natgrad.problems._chars import chars
-from natgrad.problems._diabetes import diabetes
-from natgrad.problems._digits import digits, digits_autoencoder
 from natgrad.problems._mnist import mnist_autoencoder
 from natgrad.problems._poisson import poisson_pde
 from natgrad.problems._rosenbrock import rosenbrock
+from natgrad.problems._sklearn import diabetes, digits, digits_autoencoder
 
 
 class Embedded(NamedTuple):

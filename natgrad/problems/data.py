@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from natgrad._files import write_whole
-from natgrad._progress import track
-from natgrad.problems._arrays import idx_array
+from natgrad._text import track
+from natgrad.problems._readers import idx_array
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "natgrad"
 BYTES_A_PIECE = 2**16

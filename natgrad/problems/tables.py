@@ -10,11 +10,8 @@ import numpy as np
 
 import natgrad as ng
 from natgrad._problem import Problem, explained_variance
-from natgrad.problems._arrays import read_idx, read_npz
-from natgrad.problems._columns import Source, close, quoted
-from natgrad.problems._csv import read_csv
-from natgrad.problems._parts import Parts, parted, units
-from natgrad.problems._perceptron import perceptron
+from natgrad.problems._perceptron import Parts, parted, perceptron, units
+from natgrad.problems._readers import Source, close, quoted, read_csv, read_idx, read_npz
 
 READERS: dict[str, Callable[[Path, str | None, Sequence[str]], Source]] = {
     r"\.csv(\.gz)?": read_csv,

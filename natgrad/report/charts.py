@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from natgrad.report.text import Html, capitalised, count, element, folded, join, number, seconds, table
+from natgrad.report.html import Html, capitalised, count, element, folded, join, number, seconds, table
 
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")

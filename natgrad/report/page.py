@@ -6,9 +6,8 @@ from string import Template
 from typing import Any
 
 from natgrad.report.charts import angle_chart, loss_chart, metric_chart, spectrum_chart, sweep_chart
-from natgrad.report.comparison import curve_section, method_section, sweep_section
-from natgrad.report.geometry import geometry_section
-from natgrad.report.text import DASH, Html, count, element, escape, join, seconds, section
+from natgrad.report.html import DASH, Html, count, element, escape, join, seconds, section
+from natgrad.report.sections import curve_section, geometry_section, method_section, sweep_section
 
 HOW_TO_READ = (
     "Seconds are those of the steps alone: compilation and the evaluation of losses and metrics are left out. "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad._check import check_number
-from natgrad._optimiser.damping.base import Added
+from natgrad._optimiser.damping import Added
 from natgrad._optimiser.evaluation import Part
 from natgrad._types import Key, Scalar
 

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._block.base import reciprocal
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._metric.samples import power_sum
-from natgrad._operator.base import reciprocal
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
 from natgrad._optimiser.structure.cotangents import columns_of, weighed

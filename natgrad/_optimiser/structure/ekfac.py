@@ -4,17 +4,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad import _tree
-from natgrad._blocks.base import Assignment
-from natgrad._blocks.choose import Rules
+from natgrad._block.base import AbstractBlock, Assignment
+from natgrad._block.choose import Rules
+from natgrad._block.eigen import EigenBlock
+from natgrad._block.entries import Place
+from natgrad._block.factor import Factor
+from natgrad._block.kronecker import KroneckerBlock
 from natgrad._check import public
-from natgrad._metric.blocks import BlockMetric
-from natgrad._metric.factored import corrected, is_corrected
+from natgrad._metric.block_metric import BlockMetric
+from natgrad._metric.estimated_blocks import corrected, is_corrected
 from natgrad._metric.running import RunningAverage, RunningState
-from natgrad._operator.base import AbstractBlock
-from natgrad._operator.eigen import EigenBlock
-from natgrad._operator.factor import Factor
-from natgrad._operator.kronecker import KroneckerBlock
-from natgrad._operator.place import Place
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
 from natgrad._optimiser.structure.factors import (

@@ -4,23 +4,22 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._metric.base import AbstractMetric, SumMetric
+from natgrad._metric.base import AbstractMetric, RescaledMetric, SumMetric
 from natgrad._metric.output import ExactOutputMetric, SameGeometry
 from natgrad._metric.pullback import PullbackMetric
-from natgrad._metric.rescaled import RescaledMetric
 from natgrad._optimiser.batch import weigh
-from natgrad._optimiser.damping.base import Added
+from natgrad._optimiser.damping import Added
 from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part, over_live
-from natgrad._solve.auto import Auto
 from natgrad._solve.base import AbstractSolver
 from natgrad._solve.cg import CG
-from natgrad._solve.solve import solve
+from natgrad._solve.solve import Auto, solve
 from natgrad._types import Key, Output, Scalar
 
 
@@ -138,3 +137,86 @@ def metric_of(parts: Sequence[Part]) -> AbstractMetric:
         each.append((part.weight, PullbackMetric(part.linearisation, output, source)))
     scaled = [metric if isinstance(w, int | float) and w == 1 else w * metric for w, metric in each]
     return scaled[0] if len(scaled) == 1 else SumMetric(tuple(scaled))
+
+
+class InnerSolve(AbstractStructure):
+    r"""Minimises the loss of the linearised model, $d \mapsto \ell(f(w) + J d)$, by a few steps of an optimiser of
+    optax instead of solving with its quadratic approximation: Gauss-Newton without a matrix. The loss stays as it is,
+    convex for all usual ones, and few steps from $d = 0$ do what damping does elsewhere, so there is none by default.
+
+    **Arguments:**
+
+    - `optimiser`: of optax, started anew for every step.
+    - `num_steps`: of it, each for one tangent and one cotangent pass.
+    - `part`: on which fraction of every batch the linearised loss is measured; examples take turns. Its gradient at
+      $d = 0$ is that of the whole batch in any case.
+    """
+
+    optimiser: Any = optax.adam(1e-2)
+    num_steps: int = 20
+    part: float = 1.0
+
+    def __check_init__(self):
+        check_part(self)
+        if not (callable(getattr(self.optimiser, "init", None)) and callable(getattr(self.optimiser, "update", None))):
+            raise TypeError(
+                "`InnerSolve` needs an optimiser of optax, such as `optax.adam(1e-2)`, but got "
+                f"`{type(self.optimiser).__name__}`."
+            )
+        if type(self.num_steps) is not int or self.num_steps < 1:
+            raise ValueError(
+                f"`InnerSolve` needs `num_steps` to be a whole number of at least 1, but got {self.num_steps}."
+            )
+
+    @property
+    def is_damped(self):
+        return False
+
+    def init(self, parts, key, added):
+        return ()
+
+    def update(self, state, parts, key, moment, is_good):
+        return state
+
+    def mean_eigenvalue(self, state, parts, key):
+        return sampled_mean_eigenvalue(parts, key)
+
+    def direction(self, state, parts, covector, added):
+        zero = jax.tree.map(jnp.zeros_like, covector)
+        entries = _tree.flatten(zero)[1](jnp.broadcast_to(added.entries(), _tree.size(zero)))
+
+        def linearised(d):
+            moved = [jax.tree.map(jnp.add, part.z, part.linearisation.push(d)) for part in parts]
+            losses = [part.weight * part.bound.mean_loss(z) for part, z in zip(parts, moved, strict=True)]
+            return _tree.sum_leaves(losses)
+
+        # What the covector has beyond the gradient of the parts: the rest of the batch, `l2`, others in a chain.
+        tilt = _tree.subtract(covector, jax.grad(linearised)(zero))
+
+        def objective(d):
+            loss = linearised(d)
+            added_term = _tree.vdot(d, jax.tree.map(lambda a, b: a.astype(b.dtype) * b, entries, d)) / 2
+            return loss + (_tree.vdot(tilt, d) + added_term).astype(loss.dtype)
+
+        # Line searches and the like ask for more than a gradient.
+        optimiser = optax.with_extra_args_support(self.optimiser)
+
+        def step(carry, _):
+            d, memory = carry
+            value, gradient = jax.value_and_grad(objective)(d)
+            updates, memory = optimiser.update(gradient, memory, d, value=value, grad=gradient, value_fn=objective)
+            return (optax.apply_updates(d, updates), memory), None
+
+        (d, _), _ = jax.lax.scan(step, (zero, optimiser.init(zero)), length=self.num_steps)
+        results: Any = STEP_RESULTS
+        is_lower = objective(d) <= objective(zero)
+        result = results.where(is_lower, results.successful, results.inner_diverged)
+        # A direction that is not finite is not taken.
+        vector = jax.tree.map(lambda leaf: jnp.where(is_lower, -leaf, jnp.nan), d)
+        return Direction(vector, result, jnp.array(0)), state
+
+    def check(self, added):
+        if added.is_relative:
+            raise ValueError(
+                '`InnerSolve` forms no metric, and cannot be damped relative to its diagonal. Use `shape="identity"`.'
+            )

@@ -9,19 +9,17 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from natgrad import _tree
-from natgrad._blocks.base import Assignment
-from natgrad._blocks.choose import Rules, check_rules, choose
-from natgrad._blocks.diagonal import Zero
-from natgrad._blocks.kronecker import nearest
-from natgrad._blocks.report import StructureReport
+from natgrad._block.base import AbstractBlock, Assignment
+from natgrad._block.choose import Rules, check_rules, choose
+from natgrad._block.eigen import EigenBlock
+from natgrad._block.entries import Place
+from natgrad._block.kronecker import KroneckerBlock, nearest
+from natgrad._block.structure_report import StructureReport
+from natgrad._block.unfactored import Zero
 from natgrad._check import caller
-from natgrad._metric.blocks import BlockMetric, Blocks
-from natgrad._metric.factored import Batch
-from natgrad._operator.base import AbstractBlock
-from natgrad._operator.eigen import EigenBlock
-from natgrad._operator.kronecker import KroneckerBlock
-from natgrad._operator.place import Place
-from natgrad._optimiser.damping.base import Added
+from natgrad._metric.block_metric import BlockMetric, Blocks
+from natgrad._metric.estimated_blocks import Batch
+from natgrad._optimiser.damping import Added
 from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.structure.cotangents import columns_of, weighed
 from natgrad._types import Key

@@ -7,13 +7,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad import _tree
-from natgrad._blocks.choose import Rules
+from natgrad._block import damped
+from natgrad._block.base import AbstractBlock
+from natgrad._block.choose import Rules
 from natgrad._check import public
-from natgrad._metric.blocks import BlockMetric, Blocks
+from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._metric.running import RunningAverage, RunningState
-from natgrad._operator import damped
-from natgrad._operator.base import AbstractBlock
-from natgrad._optimiser.damping.base import Added
+from natgrad._optimiser.damping import Added
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
 from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure

@@ -1,0 +1,205 @@
+"""Which structure each parameter gets: by rule, or as the user says."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array
+
+from natgrad import _tree
+from natgrad._block.base import Assignment, column_of
+from natgrad._block.entries import Place, part
+from natgrad._block.kronecker import Kronecker
+from natgrad._block.masks import check_masks, masks_of
+from natgrad._block.unfactored import Dense, Diagonal, ScaleAndShift, Zero
+from natgrad._block.weight_factors import View
+from natgrad._check import caller
+from natgrad._program.trace import Trace
+from natgrad._tree import check_paths, option_for
+from natgrad._uses.layers import Layer, Rest, Units, Weight, find_layers
+from natgrad._uses.parameter_uses import Route
+
+STRUCTURES = ("kronecker", "eigenvalue-corrected", "dense", "diagonal")
+FACTORED = STRUCTURES[:2]
+UNUSED = "no output depends on it"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What blocks are made of: the structure of `weights`; `sharing` and `bias` as for `kfac`; `structures` by path; no
+    factor above `max_factor` (`oversized` says what takes its place), and dense blocks up to `max_dense` where there is
+    no weight."""
+
+    weights: str = "kronecker"
+    sharing: str = "expand"
+    bias: str = "joint"
+    structures: Any = field(default_factory=dict)
+    max_factor: Any = 4096
+    max_dense: Any = 128
+    oversized: str = "diagonal"
+
+
+def check_rules(rules: Rules) -> Rules:
+    """The rules in a form that can be compared, if they are sound."""
+    allowed = {"sharing": ("expand", "reduce"), "bias": ("joint", "separate"), "oversized": ("diagonal", "blocked")}
+    for name, choices in allowed.items():
+        if getattr(rules, name) not in choices:
+            raise ValueError(f"{caller()} needs `{name}` to be one of {choices}, but got {getattr(rules, name)!r}.")
+    if not isinstance(rules.structures, Mapping):
+        raise TypeError(f"{caller()} needs `structures` to map paths to structures, but got {rules.structures!r}.")
+    for path, structure in rules.structures.items():
+        if structure not in STRUCTURES:
+            raise ValueError(f"{caller()} needs a structure among {STRUCTURES} for `{path}`, but got {structure!r}.")
+    for name in ("max_factor", "max_dense"):
+        value = getattr(rules, name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{caller()} needs `{name}` to be a whole number of at least 1, but got {value}.")
+    return replace(rules, structures=tuple(sorted(rules.structures.items())))
+
+
+def choose(trace: Trace, routes: Sequence[Route], rules: Rules, masks: Mapping[str, Array]) -> list[Assignment]:
+    """Blocks that cover every entry of every parameter once, with all its uses."""
+    check_paths(dict(rules.structures), trace.names, "structures")
+    chooser = Chooser(trace, routes, rules, masks)
+    layers = find_layers(trace, routes)
+    _check_uses(layers, routes)
+    weights = [trace.names[layer.leaf] for layer in layers if isinstance(layer, Weight)]
+    check_masks(masks, trace.names, weights)
+    found = {one.place: one for layer in layers for one in chooser.assign(layer)}
+    covered = list(found.values())
+    covered += chooser.uncovered(covered)
+    return sorted(covered, key=lambda assignment: min(assignment.leaves))
+
+
+@dataclass(frozen=True)
+class Chooser:
+    trace: Trace
+    routes: Sequence[Route]
+    rules: Rules
+    masks: Mapping[str, Array]
+
+    def assign(self, layer: Layer) -> list[Assignment]:
+        match layer:
+            case Weight():
+                return self._weight(layer)
+            case Units():
+                return self._units(layer)
+            case Rest():
+                return [self._alone(layer.leaf, layer.reason)]
+
+    def _weight(self, weight: Weight) -> list[Assignment]:
+        asked = {leaf: self._asked(leaf) for leaf in (weight.leaf, *(bias.leaf for bias in weight.biases))}
+        plain = [bias for bias in weight.biases if asked[bias.leaf] in (None, *FACTORED)]
+        is_plain = asked[weight.leaf] in (None, *FACTORED)
+        joined = plain[0] if plain and is_plain and self.rules.bias == "joint" else None
+        masks = masks_of(self.masks, weight, self.trace)
+        found = []
+        if is_plain:
+            parts = [self._part(weight.leaf, weight.entries)]
+            if joined is not None:
+                parts.append(self._part(joined.leaf, joined.entries[:, None]))
+            found.append(self._kronecker(Place(tuple(parts)), View(weight, joined), masks, asked[weight.leaf]))
+        else:
+            found.append(self._alone(weight.leaf, ""))
+        for bias in weight.biases:
+            if bias is joined:
+                continue
+            if bias in plain:
+                place = Place((self._part(bias.leaf, bias.entries[:, None]),))
+                view = View(weight, bias, is_bias=True)
+                found.append(self._kronecker(place, view, masks, asked[bias.leaf]))
+            else:
+                found.append(self._alone(bias.leaf, ""))
+        return found
+
+    def _kronecker(self, place: Place, view: View, masks: dict, asked: str | None) -> Kronecker:
+        sizes = place.block[1:]
+        sides, reasons = [], []
+        for size, name in zip(sizes, ("inputs", "outputs"), strict=True):
+            # One-hot rows have a diagonal moment, whatever their number.
+            is_exact = name == "inputs" and bool(view.weight.group.lookups) and not view.weight.group.members
+            side = 1 if is_exact else self._side(size)
+            sides.append(side)
+            if side < size and not is_exact:
+                kind = "diagonal" if side == 1 else f"blocks of {side}"
+                reasons.append(f"{size} {name} are more than `max_factor={self.rules.max_factor}`: {kind}")
+        reason = "; ".join(reasons)
+        is_corrected = (asked or self.rules.weights) == "eigenvalue-corrected"
+        shape = sides[0], sides[1]
+        return Kronecker(place, reason, bool(reasons), view, shape, self.rules.sharing, masks, is_corrected)
+
+    def _side(self, size: int) -> int:
+        if size <= self.rules.max_factor:
+            return size
+        if self.rules.oversized == "diagonal":
+            return 1
+        return next(side for side in range(self.rules.max_factor, 0, -1) if size % side == 0)
+
+    def _units(self, units: Units) -> list[Assignment]:
+        leaves = units.scale, units.shift
+        if any(self._asked(leaf) is not None for leaf in leaves):
+            return [self._alone(leaf, "") for leaf in leaves]
+        entries = units.scale_entries, units.shift_entries
+        parts = [self._part(leaf, own[:, None, None]) for leaf, own in zip(leaves, entries, strict=True)]
+        return [ScaleAndShift(Place(tuple(parts)), "", False, units, (self.routes[leaves[0]], self.routes[leaves[1]]))]
+
+    def _alone(self, leaf: int, reason: str) -> Assignment:
+        """A parameter by itself: dense if it is small, which is exact, and otherwise diagonal."""
+        struct, route, asked = self.trace.param_structs[leaf], self.routes[leaf], self._asked(leaf)
+        place = column_of(leaf, struct.shape)
+        if not route.uses or 0 in struct.shape:
+            return Zero(place, UNUSED, False, _tree.wide(struct))
+        is_entrywise = not reason and _is_entrywise(route, struct)
+        reason = "it acts entry by entry" if is_entrywise else reason or f"used by `{route.uses[0].site.primitive}`"
+        if asked in FACTORED:
+            raise ValueError(
+                f"{caller()}: `{self.trace.names[leaf]}` cannot have a Kronecker structure, because {reason}. "
+                "Choose 'dense' or 'diagonal' for it."
+            )
+        if asked == "dense" or (asked is None and math.prod(struct.shape) <= self.rules.max_dense):
+            return Dense(place, "", False, route)
+        if asked == "diagonal":
+            return Diagonal(place, "", False, route)
+        return Diagonal(place, reason, not is_entrywise, route)
+
+    def uncovered(self, found: Sequence[Assignment]) -> list[Assignment]:
+        """Entries that no block covers, because no use has them. That every other entry is covered once is checked."""
+        zeros = []
+        for leaf, struct in enumerate(self.trace.param_structs):
+            is_covered = np.zeros(int(np.prod(struct.shape, dtype=int)), bool)
+            parts = [part for one in found for part in one.place.parts if part.leaf == leaf]
+            for own in parts:
+                is_covered[own.entries.numbers_of()] = True
+            assert sum(math.prod(own.block) for own in parts) == np.sum(is_covered), "an entry is in two blocks"
+            missing = np.flatnonzero(~is_covered).astype(np.int32)
+            if missing.size:
+                place = Place((self._part(leaf, missing.reshape(1, -1, 1)),))
+                zeros.append(Zero(place, UNUSED, False, _tree.wide(struct)))
+        return zeros
+
+    def _asked(self, leaf: int) -> str | None:
+        return option_for(dict(self.rules.structures), self.trace.names[leaf])
+
+    def _part(self, leaf: int, entries: np.ndarray) -> Any:
+        return part(leaf, tuple(self.trace.param_structs[leaf].shape), entries)
+
+
+def _is_entrywise(route: Route, struct: Any) -> bool:
+    """Whether a parameter has one entry for every unit, or is only ever added. Products with a matrix, entry by entry,
+    may be the first half of a product of matrices that is written out."""
+    is_vector = sum(size > 1 for size in struct.shape) <= 1
+    return is_vector or all(use.site.primitive in ("add", "sub", "add_any", "output") for use in route.uses)
+
+
+def _check_uses(layers: Sequence[Layer], routes: Sequence[Route]) -> None:
+    """Every use of a weight or a bias must have been seen."""
+    seen: Counter[int] = Counter()
+    for weight in layers:
+        if isinstance(weight, Weight):
+            seen[weight.leaf] += len(weight.group.members) + len(weight.group.lookups)
+            seen.update({bias.leaf: len(bias.members) for bias in weight.biases})
+    missed = [leaf for leaf, count in seen.items() if count != len(routes[leaf].uses)]
+    assert not missed, f"uses of the parameters {missed} were lost"

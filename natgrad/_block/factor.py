@@ -1,0 +1,101 @@
+r"""One side of a Kronecker product: symmetric matrices, block-diagonal where the whole would be too large.
+
+A factor is an array `gbkl`: for every group `g`, `b` blocks of size `k` along the diagonal. One block is a dense
+factor, blocks of size one are a diagonal factor."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from natgrad import _tree
+from natgrad._block.base import Eigen
+
+Factor = Float[Array, "g _ _ _"]
+# Symmetric products with at least so many multiplications are put together from halves; smaller ones are not worth the
+# time it takes to compile that.
+LARGE = 2**28
+
+
+def second_moment(x: Float[Array, "g m d"], block: int) -> Factor:
+    r"""$\sum_m x_m x_m^\top$ in blocks of the given size."""
+    groups, count, size = x.shape
+    if block == 1:
+        return jnp.sum(x**2, axis=1)[:, :, None, None]
+    parts = x.reshape(groups, count, size // block, block).swapaxes(1, 2)
+    return _gram(parts)
+
+
+def _gram(x: Float[Array, "g b m k"]) -> Factor:
+    """The products of the columns with each other. Large ones are symmetric, and a quarter is not computed twice."""
+    count, size = x.shape[-2:]
+    if count * size**2 < LARGE:
+        return jnp.einsum("gbmk,gbml->gbkl", x, x)
+    half = size // 2
+    left, right = x[..., :half], x[..., half:]
+    across = jnp.einsum("gbmk,gbml->gbkl", left, right)
+    upper = jnp.concatenate([jnp.einsum("gbmk,gbml->gbkl", left, left), across], axis=-1)
+    lower = jnp.concatenate([across.mT, jnp.einsum("gbmk,gbml->gbkl", right, right)], axis=-1)
+    return jnp.concatenate([upper, lower], axis=-2)
+
+
+def apply(factor: Factor, x: Float[Array, "g d o"]) -> Float[Array, "g d o"]:
+    """The factor times the rows of `x`."""
+    groups, num_blocks, size, _ = factor.shape
+    if size == 1:
+        return factor[:, :, 0] * x
+    split = x.reshape(groups, num_blocks, size, -1)
+    return jnp.einsum("gbkl,gblo->gbko", factor, split).reshape(x.shape)
+
+
+def sandwich(left: Factor, v: Float[Array, "g d o"], right: Factor) -> Float[Array, "g d o"]:
+    """`left @ v @ right.T`."""
+    if right.shape[1] == 1:
+        return jnp.einsum("gdo,gpo->gdp", apply(left, v), right[:, 0])
+    return apply(right, apply(left, v).mT).mT
+
+
+def rotated(factor: Factor, x: Float[Array, "*n g t d"]) -> Float[Array, "*n g t d"]:
+    """The coordinates of vectors `x` in the columns of the factor."""
+    _, num_blocks, size, _ = factor.shape
+    if size == 1:
+        return x * jnp.broadcast_to(factor[:, None, :, 0, 0], x.shape)
+    split = x.reshape(*x.shape[:-1], num_blocks, size)
+    return jnp.einsum("gbkl,...gtbk->...gtbl", factor, split).reshape(x.shape)
+
+
+def as_matrix(factor: Factor) -> Float[Array, "g d d"]:
+    return jax.vmap(lambda blocks: jax.scipy.linalg.block_diag(*blocks))(factor)
+
+
+def diagonal(factor: Factor) -> Float[Array, "g d"]:
+    groups, num_blocks, size, _ = factor.shape
+    # Every so many entries is faster to compile than `jnp.diagonal`.
+    return factor.reshape(groups, num_blocks, size * size)[:, :, :: size + 1].reshape(groups, -1)
+
+
+def traces(stacks: Sequence[Array]) -> Float[Array, " m"]:
+    """The traces of all matrices, in one vector."""
+    if not stacks:
+        return jnp.zeros(0)
+    entries, owners = [], []
+    for stack in stacks:
+        size = stack.shape[-1]
+        # Every so many entries is faster to compile than `jnp.diagonal`.
+        entries.append(stack.reshape(-1, size * size)[:, :: size + 1].reshape(-1))
+        owners.append(np.repeat(np.arange(math.prod(stack.shape[:-2])) + (owners[-1][-1] + 1 if owners else 0), size))
+    (joined,) = _tree.promote(entries)
+    ids = np.concatenate(owners)
+    return jax.ops.segment_sum(jnp.concatenate(joined), ids, ids[-1] + 1, indices_are_sorted=True)
+
+
+def trace(factor: Factor) -> Float[Array, " g"]:
+    return jnp.sum(diagonal(factor), axis=-1)
+
+
+def values(eigen: Eigen) -> Float[Array, "g d"]:
+    """The eigenvalues of a factor, in the order of its blocks."""
+    return eigen.values.reshape(eigen.values.shape[0], -1)

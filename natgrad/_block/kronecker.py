@@ -1,0 +1,208 @@
+r"""K-FAC: blocks $A \otimes G$, and how their factors are estimated from inputs and cotangents."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from natgrad import _tree
+from natgrad._block import factor
+from natgrad._block.base import AbstractBlock, Assignment, to_unit_diagonal
+from natgrad._block.eigen import EigenBlock
+from natgrad._block.factor import Factor
+from natgrad._block.weight_factors import Masks, View, indices, num_positions, operand_of, result_of
+from natgrad._point.records import Budget, Recording, summed
+from natgrad._uses.parameter_uses import Member
+
+
+class KroneckerBlock(AbstractBlock):
+    r"""$A \otimes G$: it takes a matrix $V$ to $A V G$, so that the inverse costs those of the two factors."""
+
+    A: Factor
+    G: Factor
+
+    def mv(self, v):
+        return factor.sandwich(self.A, v, self.G)
+
+    def as_matrix(self):
+        return jax.vmap(jnp.kron)(factor.as_matrix(self.A), factor.as_matrix(self.G))
+
+    def diagonal(self):
+        return factor.diagonal(self.A)[:, :, None] * factor.diagonal(self.G)[:, None, :]
+
+    def matrices(self):
+        return [self.A, self.G]
+
+    def eigenvalues(self, eigen):
+        inputs, outputs = map(factor.values, eigen)
+        return inputs[:, :, None] * outputs[:, None, :]
+
+    def function(self, eigen, f):
+        return EigenBlock(eigen[0].vectors, eigen[1].vectors, f(self.eigenvalues(eigen)))
+
+    @property
+    def is_product(self):
+        return True
+
+    def inverted(self, inverses, damping):
+        return KroneckerBlock(*inverses)
+
+    def with_unit_diagonal(self):
+        return KroneckerBlock(to_unit_diagonal(self.A), to_unit_diagonal(self.G))
+
+
+# Whether some cotangent of a position is not zero, by the number of a use's site.
+Live = dict[int, Bool[Array, "n t"]]
+
+
+class Moments(NamedTuple):
+    """Second moments of the uses along the weight, and of those along its transpose."""
+
+    upright: Factor
+    swapped: Factor | None
+
+
+class CotangentMoments(NamedTuple):
+    """Those of cotangents; and for every use how many cotangents of each position are not zero."""
+
+    moments: Moments
+    num_live: dict[int, Float[Array, "n t"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker(Assignment):
+    """The block of a weight, perhaps with its bias. `sides` are the sizes of the blocks within each factor, and
+    `is_corrected` says whether its eigenvalues are to be corrected.
+
+    Inputs at positions whose cotangents are all zero do not count: no output depends on what the weight does there, as
+    on padding that a mask leaves out."""
+
+    view: View
+    sides: tuple[int, int]
+    sharing: str
+    masks: Masks
+    is_corrected: bool
+
+    @property
+    def structure(self):
+        return "kronecker"
+
+    def of_cotangents(self, recording, budget):
+        upright = self._cotangents(recording, self.view.upright, self.sides[1], budget)
+        swapped = self.view.swapped
+        moments = Moments(upright, self._cotangents(recording, swapped, self.sides[0], budget) if swapped else None)
+        members = (*self.view.upright, *swapped)
+        return CotangentMoments(moments, {m.use.site.number: self._num_live(recording, m) for m in members})
+
+    def of_inputs(self, recording, cotangents, budget):
+        are_live = {number: count > 0 for number, count in cotangents.num_live.items()}
+        upright = self._inputs(recording, self.view.upright, are_live, self.sides[0], budget)
+        swapped = self.view.swapped
+        return Moments(upright, self._inputs(recording, swapped, are_live, self.sides[1], budget) if swapped else None)
+
+    def block(self, inputs, cotangents):
+        A, G = inputs.upright, cotangents.moments.upright
+        if inputs.swapped is None:
+            return KroneckerBlock(A, G)
+        return nearest([(A, G), (cotangents.moments.swapped, inputs.swapped)])
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether positions are reduced. Look-ups always expand: their moment is then exactly diagonal."""
+        return self.sharing == "reduce" and not self.view.weight.group.lookups
+
+    def _inputs(
+        self, recording: Recording, members: Sequence[Member], are_live: Live, side: int, budget: Budget
+    ) -> Factor:
+        view = self.view
+        lookups = [member for member in members if member in view.weight.group.lookups]
+        products = [member for member in members if member not in lookups]
+        moments = [_counts(recording, view, member, are_live[member.use.site.number], side) for member in lookups]
+        if products:
+            moments.append(self._second_moment(recording, products, are_live, side, budget))
+        totals, sums = zip(*moments, strict=True)
+        total = _tree.sum_leaves(totals)
+        return _tree.sum_leaves(sums) / jnp.where(total > 0, total, 1.0)
+
+    def _second_moment(
+        self, recording: Recording, members: Sequence[Member], are_live: Live, side: int, budget: Budget
+    ) -> tuple[Array, Factor]:
+        """How many positions (or examples) count, and the sum of products of inputs over them."""
+        examples = jnp.ones(recording.num_examples) if recording.weights is None else recording.weights
+        operands = [operand_of(recording, member) for member in members]
+        live = [are_live[member.use.site.number] for member in members]
+
+        def moment(part) -> tuple[Array, Factor]:
+            inputs = [self.view.inputs(recording, m, own) for m, own in zip(members, part[0], strict=True)]
+            a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(part[1], axis=1).astype(inputs[0].dtype)
+            w, e = w[:, None, :, None], part[2].astype(a.dtype)[:, None, None, None]
+            a = w * a
+            if self.is_reduced:
+                a = jnp.sum(a, axis=2, keepdims=True) / jnp.maximum(jnp.sum(w, axis=2, keepdims=True), 1.0)
+                w = jnp.max(w, axis=2, keepdims=True)
+            # Those of positions are zero or one, so they need no root.
+            a = a if recording.weights is None else jnp.sqrt(e) * a
+            return jnp.sum(w * e), _moment(a, side)
+
+        return summed(moment, (operands, live, examples), self._chunk(recording, members, budget))
+
+    def _num_live(self, recording: Recording, member: Member) -> Float[Array, "n t"]:
+        """How many cotangents of every position are not zero. A part of a weight has the positions of the whole."""
+        h = jax.vmap(jax.vmap(member.layout.cotangents))(result_of(recording, member))
+        is_live = jnp.any(h != 0, axis=(2, -1)) if h.ndim == 5 else jnp.any(h != 0, axis=-1)
+        count = jnp.sum(is_live, axis=1).astype(_tree.wide(h))
+        mask = self.masks.get(member.use.site.number)
+        return count if mask is None else count * mask.astype(count.dtype)
+
+    def _cotangents(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
+        results = [result_of(recording, member) for member in members]
+        masks = [self.masks.get(member.use.site.number) for member in members]
+
+        def moment(part) -> Factor:
+            each = [self.view.cotangents(recording, m, *own) for m, *own in zip(members, *part, strict=True)]
+            h = jnp.concatenate(each, axis=3)
+            h = jnp.sum(h, axis=3, keepdims=True) if self.is_reduced else h
+            return _moment(h.reshape(-1, *h.shape[2:]), side)
+
+        return summed(moment, (results, masks), self._chunk(recording, members, budget))
+
+    def _chunk(self, recording: Recording, members: Sequence[Member], budget: Budget) -> int:
+        """Examples at a time, so that what is expanded for them (patches under a convolution) fits the budget."""
+        groups, inputs, outputs = self.place.block
+        each = groups * num_positions(recording, members) * (inputs + recording.num_cotangents * outputs)
+        return budget.chunk(recording.num_examples, 8 * each)
+
+
+def nearest(terms: Sequence[tuple[Factor, Factor]]) -> KroneckerBlock:
+    r"""One product $U \otimes D$ for a sum of products $U_i \otimes D_i$, with its partial traces:
+    $U \propto \sum_i \operatorname{tr}(D_i)\,U_i$ and $D \propto \sum_i \operatorname{tr}(U_i)\,D_i$."""
+    traces = [(factor.trace(U), factor.trace(D)) for U, D in terms]
+    total = _tree.sum_leaves([u * d for u, d in traces])
+    root = jnp.sqrt(jnp.where(total > 0, total, 1.0))
+    spread = lambda x: x[:, None, None, None]
+    U = [spread(d / root) * U for (U, _), (_, d) in zip(terms, traces, strict=True)]
+    D = [spread(u / root) * D for (_, D), (u, _) in zip(terms, traces, strict=True)]
+    return KroneckerBlock(_tree.sum_leaves(U), _tree.sum_leaves(D))
+
+
+def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:
+    groups, size = x.shape[1], x.shape[-1]
+    return factor.second_moment(x.swapaxes(0, 1).reshape(groups, -1, size), side)
+
+
+def _counts(
+    recording: Recording, view: View, member: Member, is_live: Bool[Array, "n t"], side: int
+) -> tuple[Array, Factor]:
+    """How many rows are read, and how often each: the second moment of rows of the identity."""
+    rows = indices(member, operand_of(recording, member))
+    weights = is_live.astype(_tree.wide(result_of(recording, member)))
+    if recording.weights is not None:
+        weights = weights * recording.weights.astype(weights.dtype)[:, None]
+    num_rows = member.use.value.aval.shape[0]
+    counts = jnp.zeros(num_rows, weights.dtype).at[rows.reshape(-1)].add(weights.reshape(-1), mode="drop")
+    if view.weight.selection is not None:
+        counts = counts[view.weight.selection.inputs]
+    return jnp.sum(weights), jax.vmap(jnp.diag)(counts.reshape(-1, side))[None]

@@ -1,0 +1,166 @@
+"""Blocks without Kronecker factors, and how they are estimated: dense, scale and shift, diagonal, zero."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from natgrad._block.base import AbstractBlock, Assignment, reciprocal, to_unit_diagonal
+from natgrad._block.eigen import EigenBlock
+from natgrad._point import statistics
+from natgrad._point.records import summed
+from natgrad._point.statistics import rows_of
+from natgrad._uses.layers import Units
+from natgrad._uses.parameter_uses import Route
+
+
+class DenseBlock(AbstractBlock):
+    """One symmetric matrix for every group, on its `d` times `o` entries. Groups of two are the scale and the shift of
+    a unit."""
+
+    matrix: Float[Array, "g n n"]
+
+    def mv(self, v):
+        flat = v.reshape(len(v), -1)
+        return jnp.einsum("gnm,gm->gn", self.matrix, flat).reshape(v.shape)
+
+    def as_matrix(self):
+        return self.matrix
+
+    def diagonal(self):
+        return jnp.diagonal(self.matrix, axis1=-2, axis2=-1)[:, :, None]
+
+    def matrices(self):
+        return [self.matrix]
+
+    def eigenvalues(self, eigen):
+        return eigen[0].values[:, :, None]
+
+    def function(self, eigen, f):
+        ((values, vectors),) = eigen
+        one = jnp.ones((len(vectors), 1, 1, 1), vectors.dtype)
+        return EigenBlock(vectors[:, None], one, f(values)[:, :, None])
+
+    def inverted(self, inverses, damping):
+        return DenseBlock(*inverses)
+
+    def with_unit_diagonal(self):
+        return DenseBlock(to_unit_diagonal(self.matrix))
+
+
+class DiagonalBlock(AbstractBlock):
+    """One number for every entry."""
+
+    values: Float[Array, "g d o"]
+
+    def mv(self, v):
+        return self.values * v
+
+    def as_matrix(self):
+        return jax.vmap(jnp.diag)(self.values.reshape(len(self.values), -1))
+
+    def diagonal(self):
+        return self.values
+
+    def matrices(self):
+        return []
+
+    def eigenvalues(self, eigen):
+        return self.values
+
+    def function(self, eigen, f):
+        return DiagonalBlock(f(self.values))
+
+    def inverted(self, inverses, damping):
+        return DiagonalBlock(reciprocal(self.values + damping.astype(self.values.dtype)))
+
+    def with_unit_diagonal(self):
+        return DiagonalBlock((self.values > 0).astype(self.values.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Assignment):
+    """The exact block of one parameter: second moments of the gradients of examples, which are formed."""
+
+    route: Route
+
+    @property
+    def structure(self):
+        return "dense"
+
+    def of_cotangents(self, recording, budget):
+        rows = rows_of(recording, self.route)
+
+        def moment(part) -> Float[Array, "P P"]:
+            formed = rows.expand(part)
+            flat = formed.reshape(-1, self.place.block[1])
+            return flat.T @ flat
+
+        return summed(moment, rows.data, rows.chunk(budget))
+
+    def block(self, inputs, cotangents):
+        return DenseBlock(cotangents[None])
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleAndShift(Assignment):
+    """The exact block of two, for the scale and the shift of every unit."""
+
+    units: Units
+    routes: tuple[Route, Route]
+
+    @property
+    def structure(self):
+        return "scale and shift"
+
+    def of_cotangents(self, recording, budget):
+        scale, shift = (rows_of(recording, route) for route in self.routes)
+        entries = self.units.scale_entries, self.units.shift_entries
+
+        def moment(part) -> Float[Array, "units 2 2"]:
+            formed = scale.expand(part[0]), shift.expand(part[1])
+            pairs = [rows.reshape(*rows.shape[:2], -1)[..., own] for rows, own in zip(formed, entries, strict=True)]
+            both = jnp.stack(pairs, axis=-1)
+            return jnp.einsum("ncui,ncuj->uij", both, both)
+
+        chunk = min(scale.chunk(budget), shift.chunk(budget))
+        return summed(moment, (scale.data, shift.data), chunk)
+
+    def block(self, inputs, cotangents):
+        return DenseBlock(cotangents)
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Assignment):
+    """The exact diagonal: sums of squares of the gradients of examples."""
+
+    route: Route
+
+    @property
+    def structure(self):
+        return "diagonal"
+
+    def of_cotangents(self, recording, budget):
+        return statistics.power_sum(recording, self.route, budget, power=2)
+
+    def block(self, inputs, cotangents):
+        return DiagonalBlock(cotangents.reshape(1, -1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Zero(Assignment):
+    """Entries that no output depends on."""
+
+    dtype: Any
+
+    @property
+    def structure(self):
+        return "zero"
+
+    def of_cotangents(self, recording, budget):
+        return ()
+
+    def block(self, inputs, cotangents):
+        return DiagonalBlock(jnp.zeros(self.place.block, self.dtype))

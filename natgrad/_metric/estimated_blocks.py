@@ -1,0 +1,182 @@
+"""How metrics with Kronecker factors are computed: what was asked for, a forward pass, and sums over cotangents."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
+
+from natgrad import _tree
+from natgrad._block import stacks
+from natgrad._block.base import AbstractBlock, Assignment
+from natgrad._block.choose import Rules, check_rules, choose
+from natgrad._block.corrected import Corrected
+from natgrad._block.eigen import EigenBlock
+from natgrad._block.factor import Factor
+from natgrad._block.kronecker import Kronecker, KroneckerBlock
+from natgrad._block.masks import check_mask, mask_outputs
+from natgrad._block.structure_report import make_report
+from natgrad._check import caller, is_concrete
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._metric.block_metric import BlockMetric, Blocks, by_block
+from natgrad._metric.diagonal import factor_columns, sample_columns
+from natgrad._metric.samples import bytes_of_column, forward_in
+from natgrad._model import check_params, finite, num_examples, without_aux
+from natgrad._point.forward import Forward
+from natgrad._point.probe import check_model
+from natgrad._point.records import summed
+from natgrad._types import Key, Output
+
+
+class Request(NamedTuple):
+    """What `kfac` or `ekfac` was asked for, beyond the model and its data."""
+
+    rules: Rules
+    num_samples: int
+    strict: bool
+    in_axes: PyTree
+    has_aux: bool
+    check: bool
+    budget: int
+
+    def build(
+        self,
+        model: Callable,
+        geometry: AbstractGeometry,
+        params: PyTree,
+        x: PyTree,
+        key: Key | None,
+        mask: Any,
+        basis: BlockMetric | None = None,
+    ) -> BlockMetric:
+        if not isinstance(self.num_samples, int) or self.num_samples < 1:
+            raise ValueError(
+                f"{caller()} needs `num_samples` to be a whole number of at least 1, but got {self.num_samples}."
+            )
+        rules = check_rules(self.rules)
+        check_params(params)
+        masks = check_mask(mask, num_examples(x, self.in_axes))
+        model = without_aux(model, self.has_aux)
+        is_left = self.check and check_model(model, params, x, self.in_axes)
+        request = self._replace(rules=rules, check=is_left)
+        metric = _computed(_tree.as_callable(model), geometry, params, x, key, masks, basis, request)
+        self._warn_of_fallbacks(metric)
+        _require_finite(metric)
+        return metric
+
+    def _warn_of_fallbacks(self, metric: BlockMetric) -> None:
+        report = metric.report()
+        if report.fallbacks and self.strict:
+            raise ValueError(
+                f"{caller()} with `strict=True` needs a structure for every parameter, but "
+                f"{report.describe_fallbacks()}. Say what you want for them with `structures={{path: ...}}`."
+            )
+        report.warn_of_fallbacks()
+
+
+def _require_finite(metric: BlockMetric) -> None:
+    """Refuse factors that are not finite, where they are known."""
+    paths, operator = list(metric.report()), metric.operator
+    if not is_concrete(operator):
+        return
+    are_finite = np.asarray(_are_finite(operator.blocks))
+    bad = [paths[place.parts[0].leaf] for place, good in zip(operator.places, are_finite, strict=True) if not good]
+    if bad:
+        raise ValueError(
+            f"{caller()} needs finite numbers in every factor, but those of {', '.join(f'`{path}`' for path in bad)} "
+            "are not. Look for NaN or infinity in `params` and `x`, or for an overflow in the gradients."
+        )
+
+
+@eqx.filter_jit
+def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
+    return jnp.stack([finite(block).holds for block in blocks])
+
+
+@eqx.filter_jit
+def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, request: Request) -> BlockMetric:
+    options = request.in_axes, request.budget, request.check
+    forward = forward_in(geometry, model, params, x, *options)
+    if key is None:
+        columns = factor_columns(geometry, forward.z)
+    else:
+        draws = sample_columns(geometry, forward.z, key, request.num_samples)
+        columns = _tree.scale(request.num_samples**-0.5, draws)
+    batch = Batch(forward, mask_outputs(masks, columns))
+    assignments = choose(forward.trace, forward.routes, request.rules, masks)
+    assignments = batch.corrected(assignments, basis)
+    return batch.metric(assignments, batch.blocks(assignments))
+
+
+class Batch(NamedTuple):
+    """A batch after its forward pass, the cotangents of its outputs, and how much each example counts."""
+
+    forward: Forward
+    columns: Output
+    weights: Float[Array, " N"] | None = None
+
+    def corrected(self, assignments: list[Assignment], basis: BlockMetric | None) -> list[Assignment]:
+        """The assignments, with a basis for those whose eigenvalues are to be corrected."""
+        wanted = [one for one in assignments if is_corrected(one)]
+        if not wanted:
+            return assignments
+        blocks = self.blocks(wanted) if basis is None else _given(basis, assignments)
+        found = iter(bases(blocks))
+        return [corrected(one, *next(found)) if is_corrected(one) else one for one in assignments]
+
+    def blocks(self, assignments: list[Assignment]) -> list[AbstractBlock]:
+        """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
+        forward, columns = self.forward, self.columns
+        recording = lambda part: replace(forward.pull(part, is_stacked=True).recording(), weights=self.weights)
+
+        def sums(part: Output) -> list:
+            here = recording(part)
+            return [one.of_cotangents(here, forward.budget) for one in assignments]
+
+        count = jax.tree.leaves(columns)[0].shape[0]
+        total = summed(sums, columns, forward.budget.chunk(count, bytes_of_column(forward)))
+        mean = jax.tree.map(lambda leaf: leaf / forward.trace.num_examples, total)
+        first = recording(jax.tree.map(lambda s: s[:1], columns))
+        inputs = [one.of_inputs(first, own, forward.budget) for one, own in zip(assignments, mean, strict=True)]
+        return [one.block(*parts) for one, *parts in zip(assignments, inputs, mean, strict=True)]
+
+    def metric(self, assignments: list[Assignment], blocks: list[AbstractBlock]) -> BlockMetric:
+        trace = self.forward.trace
+        leaves, treedef = jax.tree.flatten(trace.params)
+        operator = Blocks(tuple(blocks), tuple(one.place for one in assignments), (tuple(leaves), treedef))
+        report = make_report(trace, self.forward.routes, assignments, blocks)
+        return BlockMetric(operator, report, jnp.asarray(float(trace.num_examples)))
+
+
+def is_corrected(assignment: Assignment) -> bool:
+    return isinstance(assignment, Kronecker) and assignment.is_corrected
+
+
+def corrected(assignment: Any, inputs: Factor, outputs: Factor) -> Assignment:
+    """An assignment whose eigenvalues are corrected in a given basis."""
+    return Corrected(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
+
+
+def _given(basis: BlockMetric, assignments: Sequence[Assignment]) -> Sequence[AbstractBlock]:
+    """The blocks of a basis, if they are those that are wanted."""
+    if not isinstance(basis, BlockMetric):
+        raise TypeError(f"{caller()} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
+    same = basis.operator.places == tuple(one.place for one in assignments)
+    pairs = zip(assignments, basis.operator.blocks, strict=False)
+    leading = [block for one, block in pairs if is_corrected(one)]
+    if not same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in leading):
+        raise ValueError(f"{caller()} got a `basis` of another model, or in other blocks.")
+    return leading
+
+
+def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
+    """The eigenvectors of the two factors of every block."""
+    eigen = by_block(blocks, stacks.eigens)
+    return [
+        (block.input_basis, block.output_basis) if isinstance(block, EigenBlock) else (own[0].vectors, own[1].vectors)
+        for block, own in zip(blocks, eigen, strict=True)
+    ]

@@ -1,0 +1,147 @@
+"""What is known about parameters so far: a Gaussian, by its covariance or its precision."""
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from natgrad import _linalg
+from natgrad._types import Matrix
+
+Vector = Float[Array, " P"]
+Rows = Float[Array, "rows P"]
+
+
+class AbstractPrecision(eqx.Module):
+    r"""A way to keep the precision $\Lambda$ of a Gaussian over the parameters while examples come in: first the past
+    fades, $\Lambda^{-1} \leftarrow \Lambda^{-1} / f + q I$, then it grows by what examples tell,
+    $\Lambda \leftarrow \Lambda + A^\top A$, and steps are $\Lambda^{-1}g$."""
+
+    @abstractmethod
+    def init(self, precision: Vector) -> PyTree:
+        """The state for a diagonal precision."""
+
+    @abstractmethod
+    def faded(self, state: PyTree, forget: Any, noise: Any) -> PyTree: ...
+
+    @abstractmethod
+    def grown(self, state: PyTree, rows: Rows) -> PyTree: ...
+
+    @abstractmethod
+    def solve(self, state: PyTree, covector: Vector) -> Vector: ...
+
+    @abstractmethod
+    def covariance(self, state: PyTree) -> Matrix:
+        """The dense covariance, for those who can afford to look."""
+
+
+class DensePrecision(AbstractPrecision):
+    r"""All of it: the extended Kalman filter. A step costs $P^2$ for every row, and $P^3$ with process noise.
+
+    A root $L$ of the covariance $L L^\top$ is kept, which is positive semidefinite whatever rounding does to it, in the
+    form of Potter."""
+
+    def init(self, precision):
+        return jnp.diag(1 / jnp.sqrt(precision))
+
+    def faded(self, state, forget, noise):
+        faded = state / jnp.sqrt(jnp.asarray(forget, state.dtype))
+        if _is_zero(noise):
+            return faded
+        return _linalg.cholesky(faded @ faded.T + noise * jnp.eye(len(state), dtype=state.dtype))
+
+    def grown(self, state, rows):
+        def one(root, row):
+            f = root.T @ row
+            gain = 1 / (1 + f @ f)
+            return root - (gain / (1 + jnp.sqrt(gain))) * jnp.outer(root @ f, f), None
+
+        return jax.lax.scan(one, state, rows)[0]
+
+    def solve(self, state, covector):
+        return state @ (state.T @ covector)
+
+    def covariance(self, state):
+        return state @ state.T
+
+
+def _is_zero(noise: Any) -> bool:
+    return isinstance(noise, int | float) and noise == 0
+
+
+class DiagonalPrecision(AbstractPrecision):
+    """Its diagonal only, in the memory of the parameters."""
+
+    def init(self, precision):
+        return precision
+
+    def faded(self, state, forget, noise):
+        return 1 / (1 / (forget * state) + noise)
+
+    def grown(self, state, rows):
+        return state + jnp.sum(rows**2, axis=0)
+
+    def solve(self, state, covector):
+        return covector / state
+
+    def covariance(self, state):
+        return jnp.diag(1 / state)
+
+
+class LowRankState(NamedTuple):
+    r"""$\Lambda = \operatorname{diag}(d) + W^\top W$."""
+
+    diagonal: Vector
+    rows: Float[Array, "rank P"]
+
+
+class LowRankPrecision(AbstractPrecision):
+    """A diagonal plus a few directions: those of which most is known, while of the others the diagonal is kept."""
+
+    rank: int = 10
+
+    def __check_init__(self):
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"`LowRankPrecision` needs a `rank` of at least 1, but got {self.rank}.")
+
+    def init(self, precision):
+        return LowRankState(precision, jnp.zeros((self.rank, precision.size), precision.dtype))
+
+    def faded(self, state, forget, noise):
+        diagonal, rows = forget * state.diagonal, jnp.sqrt(forget) * state.rows
+        # (Lambda^-1 + q I)^-1 is again diagonal plus low rank, by Woodbury's identity.
+        kept = 1 / (1 + noise * diagonal)
+        shrunk = rows * kept[None]
+        root = _linalg.cholesky(_identity_plus(noise * shrunk @ rows.T))
+        return LowRankState(kept * diagonal, _linalg.triangular_solve(root, shrunk))
+
+    def grown(self, state, rows):
+        stacked = jnp.concatenate([state.rows, rows])
+        # W'W is the same in any orthogonal combination of the rows; here those with the largest norm come first.
+        _, values, vectors = _linalg.svd(stacked)
+        turned = jnp.zeros_like(stacked).at[: len(values)].set(values[:, None] * vectors)
+        kept, dropped = turned[: self.rank], turned[self.rank :]
+        return LowRankState(state.diagonal + jnp.sum(dropped**2, axis=0), kept)
+
+    def solve(self, state, covector):
+        scaled, root = _woodbury(state)
+        own = covector / state.diagonal
+        return own - scaled.T @ _linalg.cholesky_solve(root, (state.rows @ own)[:, None])[:, 0]
+
+    def covariance(self, state):
+        scaled, root = _woodbury(state)
+        return jnp.diag(1 / state.diagonal) - scaled.T @ _linalg.cholesky_solve(root, scaled)
+
+
+def _woodbury(state: LowRankState) -> tuple[Rows, Matrix]:
+    r"""$W D^{-1}$, and the Cholesky factor of $I + W D^{-1} W^\top$."""
+    scaled = state.rows / state.diagonal[None]
+    return scaled, _linalg.cholesky(_identity_plus(scaled @ state.rows.T))
+
+
+def _identity_plus(matrix: Matrix) -> Matrix:
+    """The identity plus a matrix that is symmetric but for rounding."""
+    return jnp.eye(len(matrix), dtype=matrix.dtype) + (matrix + matrix.T) / 2

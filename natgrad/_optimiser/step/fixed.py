@@ -1,0 +1,71 @@
+"""Steps of a given length: by a learning rate, and by a bound on the divergence (KL clipping)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from natgrad._check import check_number, public
+from natgrad._optimiser.momentum import HeavyBall
+from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
+
+
+class ConstantStep(AbstractStep):
+    """A given multiple of the natural gradient: a number, or a schedule from optax."""
+
+    learning_rate: Any = 1.0
+
+    @public
+    def __check_init__(self):
+        check_number(self.learning_rate, "`learning_rate`", above=0, schedules=True)
+
+    def propose(self, context):
+        rate = scheduled(self.learning_rate, context.steps)
+        return Proposal(context.update(rate, context.momentum), rate, context.momentum)
+
+    @property
+    def keeps_learning_rate(self):
+        return True
+
+    @property
+    def keeps_damping(self):
+        return True
+
+
+class KLClip(AbstractStep):
+    r"""A given multiple $\alpha$ of the natural gradient $d$, made shorter where it would move the outputs too far:
+    by $\min\big(1, \sqrt{2r / (\alpha^2\, d^\top(G + D)\,d)}\big)$, which costs nothing since
+    $d^\top(G + D)\,d = -g^\top d$.
+
+    **Arguments:**
+
+    - `radius`: $r$, in units of $\frac12 d^\top G d$, for small steps the divergence of the outputs.
+    - `learning_rate`: $\alpha$, a number or a schedule from optax.
+    """
+
+    radius: Any = 3e-4
+    learning_rate: Any = 1.0
+
+    @public
+    def __check_init__(self):
+        for name, value in (("radius", self.radius), ("learning_rate", self.learning_rate)):
+            check_number(value, f"`{name}`", above=0, schedules=True)
+
+    def propose(self, context):
+        rate, radius = scheduled(self.learning_rate, context.steps), scheduled(self.radius, context.steps)
+        squared = jnp.maximum(-dot(context.gradient, context.direction), 0.0)
+        half = rate**2 * squared / 2
+        clip = jnp.where(half > radius, jnp.sqrt(radius / jnp.where(half > 0, half, 1.0)), 1.0)
+        update = context.update(rate * clip, context.momentum)
+        return Proposal(update, rate * clip, context.momentum)
+
+    @property
+    def momentum(self):
+        return HeavyBall(0.9)
+
+    @property
+    def keeps_learning_rate(self):
+        return True
+
+    @property
+    def keeps_damping(self):
+        return True

@@ -1,0 +1,145 @@
+"""Steps whose length is searched for: trust region and line searches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from natgrad._check import check_number, public
+from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
+
+
+class TrustRegion(AbstractStep):
+    r"""The longest step along the natural gradient, up to `learning_rate` of it, that moves the outputs by at most
+    `radius` in the true divergence, not only in its quadratic model, and does not raise the loss.
+
+    The first guess is that of the quadratic model; it is made shorter by `shrink` until it fits, at most `max_tries`
+    times, each for two forward passes. `info` has the divergence that was achieved next to that predicted.
+
+    **Arguments:**
+
+    - `radius`: in the units of the geometry, which for small steps are $\frac12 d^\top G d$.
+    """
+
+    radius: Any = 1e-2
+    learning_rate: Any = 1.0
+    shrink: float = 0.5
+    max_tries: int = 10
+
+    @public
+    def __check_init__(self):
+        for name, value in (("radius", self.radius), ("learning_rate", self.learning_rate)):
+            check_number(value, f"`{name}`", above=0, schedules=True)
+        check_backtracking(self)
+
+    def propose(self, context):
+        rate, radius = scheduled(self.learning_rate, context.steps), scheduled(self.radius, context.steps)
+        model = context.quadratic(context.direction)
+        whole = model.metric[0, 0] / 2
+        fitting = jnp.sqrt(radius / jnp.where(whole > 0, whole, 1.0))
+        start = jnp.where(whole * rate**2 > radius, fitting, rate).astype(context.loss.dtype)
+
+        def measured(size):
+            params = context.params + context.update(size, 0.0)
+            divergence, loss = context.divergence(params), context.loss_at(params)
+            is_good = (divergence <= radius * (1 + 1e-3)) & (loss <= context.loss)
+            return divergence.astype(size.dtype), loss.astype(size.dtype), is_good
+
+        def shorten(state):
+            tries, size, *_ = state
+            return tries + 1, self.shrink * size, *measured(self.shrink * size)
+
+        unfinished = lambda state: ~state[-1] & (state[0] < self.max_tries)
+        _, size, divergence, loss, is_good = jax.lax.while_loop(
+            unfinished, shorten, (jnp.array(1), start, *measured(start))
+        )
+        c = size[None]
+        return Proposal(
+            context.update(size, 0.0),
+            size,
+            0.0,
+            is_accepted=is_good,
+            loss_after=loss,
+            predicted_decrease=model.decrease(c),
+            divergence=divergence,
+            predicted_divergence=model.divergence(c),
+            cosine=model.cosine(c),
+        )
+
+    @property
+    def compares_losses(self):
+        return True
+
+
+def check_backtracking(step: Any) -> None:
+    name = type(step).__name__
+    check_number(step.shrink, "`shrink`", above=0, below=1)
+    if not isinstance(step.max_tries, int) or step.max_tries < 1:
+        raise ValueError(f"`{name}` needs `max_tries` to be a whole number of at least 1, but got {step.max_tries}.")
+
+
+class GridLineSearch(AbstractStep):
+    """The best of some step sizes, by the loss of the batch after each: one forward pass a size.
+
+    By default halves of one, $1, 2^{-1}, \\dots$; for full batches, where steps of very different lengths may be right,
+    as in least squares with neural networks."""
+
+    sizes: Sequence[float] = tuple(0.5**k for k in range(16))
+
+    @public
+    def __check_init__(self):
+        if callable(self.sizes) or not len(self.sizes):
+            raise ValueError(f"`GridLineSearch` needs `sizes`, at least one number, but got {self.sizes}.")
+        for size in self.sizes:
+            check_number(size, "each of its `sizes`", above=0)
+
+    def propose(self, context):
+        sizes = jnp.asarray(self.sizes, context.loss.dtype)
+        loss_of = lambda size: context.loss_at(context.params + context.update(size, 0.0)).astype(sizes.dtype)
+        losses = jax.lax.map(loss_of, sizes)
+        losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
+        best = jnp.argmin(losses)
+        is_lower = losses[best] <= context.loss
+        return Proposal(context.update(sizes[best], 0.0), sizes[best], 0.0, is_lower, losses[best])
+
+    @property
+    def compares_losses(self):
+        return True
+
+
+class ArmijoLineSearch(AbstractStep):
+    r"""The first of the sizes `initial` $\cdot$ `shrink`$^k$ at which the loss has fallen by at least the part
+    `sufficient` of what its slope promises, $L(w + sd) \le L(w) + c\,s\,g^\top d$. After `max_tries` the step is
+    rejected."""
+
+    initial: float = 1.0
+    shrink: float = 0.5
+    sufficient: float = 1e-4
+    max_tries: int = 20
+
+    @public
+    def __check_init__(self):
+        check_number(self.initial, "`initial`", above=0)
+        check_number(self.sufficient, "`sufficient`", least=0, below=1)
+        check_backtracking(self)
+
+    def propose(self, context):
+        slope = dot(context.gradient, context.direction)
+
+        def tried(size):
+            loss = context.loss_at(context.params + context.update(size, 0.0)).astype(size.dtype)
+            return loss, loss <= context.loss + self.sufficient * size * slope
+
+        def shorten(state):
+            tries, size, *_ = state
+            return tries + 1, self.shrink * size, *tried(self.shrink * size)
+
+        start = jnp.asarray(self.initial, context.loss.dtype)
+        unfinished = lambda state: ~state[-1] & (state[0] < self.max_tries)
+        _, size, loss, is_enough = jax.lax.while_loop(unfinished, shorten, (jnp.array(1), start, *tried(start)))
+        return Proposal(context.update(size, 0.0), size, 0.0, is_enough, loss)
+
+    @property
+    def compares_losses(self):
+        return True

@@ -1,0 +1,108 @@
+"""What was found in a model, in a form that people can read."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from natgrad import _text
+from natgrad._point.rematerialised import Formed
+from natgrad._program.plan import Site
+from natgrad._program.trace import Trace
+from natgrad._uses.base import Use
+from natgrad._uses.parameter_uses import Route, kind
+
+
+class SiteReport(NamedTuple):
+    """One place where parameters meet the data.
+
+    `bytes` is what is kept of it for a batch: the inputs recorded (unless another site has recorded them already) and
+    the cotangents. It is zero where statistics are formed in the backward pass."""
+
+    primitive: str
+    rule: str
+    parameters: tuple[str, ...]
+    steps: tuple[int, ...]
+    bytes: int
+
+
+class ParameterReport(NamedTuple):
+    """How the statistics of one parameter are computed: from its factors, from rows of a table, entry by entry (where
+    gradients are no larger than the activations), or by forming its gradients (and then why)."""
+
+    name: str
+    shape: tuple[int, ...]
+    num_uses: int
+    statistics: str
+    reason: str
+
+
+class Explanation(NamedTuple):
+    """The sites of a model and its parameters. Printed, two tables."""
+
+    sites: tuple[SiteReport, ...]
+    parameters: tuple[ParameterReport, ...]
+
+    def __str__(self) -> str:
+        sites = [
+            (s.primitive, s.rule, ", ".join(s.parameters), _loops(s.steps), _text.size(s.bytes)) for s in self.sites
+        ]
+        parameters = [(p.name, str(p.shape), str(p.num_uses), p.statistics, p.reason) for p in self.parameters]
+        return "\n\n".join(
+            [
+                _text.table(("site", "rule", "parameters", "steps", "memory"), sites),
+                _text.table(("parameter", "shape", "uses", "statistics", "because"), parameters),
+            ]
+        )
+
+
+def explain(trace: Trace, routes: Sequence[Route], formed: Sequence[Formed], num_cotangents: int) -> Explanation:
+    in_backward = {one.site.number for one in formed}
+    seen: set[Any] = set()
+    sites = []
+    for site in trace.sites:
+        own = [value for value in site.recorded if value not in seen]
+        seen.update(own)
+        numbers = sum(_numbers(trace, value.loops, value.aval) for value in own)
+        numbers += num_cotangents * sum(_numbers(trace, site.loops, aval) for aval in site.avals)
+        is_formed = site.number in in_backward
+        steps = tuple(trace.lengths[loop] for loop in site.loops)
+        sites.append(SiteReport(site.primitive, _rules(site), _names(trace, site), steps, 0 if is_formed else numbers))
+    formed_leaves = {one.leaf for one in formed}
+    parameters = [_parameter(trace, route, route.leaf in formed_leaves) for route in routes]
+    return Explanation(tuple(sites), tuple(parameters))
+
+
+def _parameter(trace: Trace, route: Route, is_formed: bool) -> ParameterReport:
+    if not route.uses:
+        how, reason = "zero", "it is never used"
+    elif not route.groups and route.acts_on_entries:
+        how, reason = "entry by entry", ""
+    elif not route.groups:
+        how, reason = "gradients formed in chunks", route.reason
+    elif any(group.lookups for group in route.groups):
+        how, reason = "rows that are read", ""
+    else:
+        how, reason = "factors", ""
+    if is_formed:
+        how += ", in the backward pass"
+    shape = tuple(trace.param_structs[route.leaf].shape)
+    return ParameterReport(trace.names[route.leaf], shape, len(route.uses), how, reason)
+
+
+def _numbers(trace: Trace, loops: tuple[int, ...], aval: Any) -> int:
+    """Bytes of a value for the whole batch."""
+    steps = math.prod(trace.lengths[loop] for loop in loops)
+    return trace.num_examples * steps * math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def _rules(site: Site) -> str:
+    return ", ".join(dict.fromkeys(kind(Use(site, operand)) for operand in site.meeting))
+
+
+def _names(trace: Trace, site: Site) -> tuple[str, ...]:
+    leaves = {leaf for operand in site.meeting for leaf in Use(site, operand).value.leaves}
+    return tuple(trace.names[leaf] for leaf in sorted(leaves))
+
+
+def _loops(steps: tuple[int, ...]) -> str:
+    return " × ".join(map(str, steps))

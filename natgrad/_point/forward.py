@@ -1,0 +1,89 @@
+"""A forward pass of a batch, from which the gradients of examples can be pulled back."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad._check import caller, require
+from natgrad._model import coupling_message, differing, finite
+from natgrad._point.per_example import PerExample
+from natgrad._point.records import Budget
+from natgrad._point.rematerialised import formed_in_backward
+from natgrad._program.trace import Tapped, Trace, tapped, tapped_with_derivative, trace_example
+from natgrad._types import Output
+from natgrad._uses.parameter_uses import Route, find_route, uses_of
+
+
+class Forward(NamedTuple):
+    """A model after its forward pass. Cotangents may be chosen in view of the outputs `z`, and several times."""
+
+    trace: Trace
+    routes: tuple[Route, ...]
+    leaves: list[Any]
+    x: PyTree
+    run: Tapped
+    budget: Budget
+    # Raises while the program runs if the outputs are not those of the batch.
+    guard: Callable[[list[Any]], list[Any]] | None = None
+
+    @property
+    def z(self) -> Output:
+        return jax.tree.unflatten(jax.tree.structure(self.trace.outputs), self.run.z)
+
+    def pull(self, cotangents: Output, *, is_stacked: bool) -> PerExample:
+        """The gradients of examples for cotangents like `z`, or with an axis of several in front."""
+        shaped = [
+            jnp.asarray(u).astype(z.dtype).reshape(-1, *z.shape)
+            for u, z in zip(jax.tree.leaves(cotangents), self.run.z, strict=True)
+        ]
+        shaped = shaped if self.guard is None else self.guard(shaped)
+        at_sites = jax.vmap(self.run.pull, out_axes=1)(shaped)
+        records = [self.run.records[value] for value in self.trace.recorded()]
+        # Several cotangents share what is recorded, so their statistics are not formed one after the other.
+        is_single = shaped[0].shape[0] == 1
+        formed = [formed_in_backward(route, self.trace.lengths) for route in self.routes if is_single]
+        found = tuple(one for one in formed if one is not None)
+        return PerExample(
+            self.leaves, self.x, shaped, records, at_sites, self.trace, self.routes, found, self.budget, is_stacked
+        )
+
+
+def forward_pass(
+    model: Callable, params: PyTree, x: PyTree, *, in_axes: PyTree, budget: int, check: bool = False
+) -> Forward:
+    """Find the sites of a model, and run the batch once.
+
+    With `check`, a model whose program may couple examples is also run on the batch as it is, and if its outputs differ
+    there is an error when gradients are pulled back."""
+    trace, leaves = traced(model, params, x, in_axes, budget)
+    forward = _forward(trace, leaves, x, tapped(trace, leaves, x), budget)
+    if check and trace.coupling:
+        is_coupled = jnp.any(differing(model(params, x), forward.z))
+        message = coupling_message(trace.coupling)
+        forward = forward._replace(guard=lambda cotangents: eqx.error_if(cotangents, is_coupled, message))
+    require(forward.z, [finite(forward.z)], f"{caller()}: the output of the model", traced=False)
+    return forward
+
+
+def forward_with_derivative(
+    trace: Trace, leaves: list[Any], x: PyTree, budget: int = 2**26
+) -> tuple[Forward, Callable[[PyTree], Output]]:
+    """A forward pass, and from the same run the map from a change of the parameters to that of the outputs."""
+    run, push = tapped_with_derivative(trace, leaves, x)
+    return _forward(trace, leaves, x, run, budget), push
+
+
+def traced(model, params, x, in_axes, budget: int) -> tuple[Trace, list[Any]]:
+    if budget < 1:
+        raise ValueError(f"{caller()} needs a `budget` of at least one byte, but got {budget}.")
+    trace = trace_example(model, params, x, in_axes)
+    return trace, [jnp.asarray(leaf) for leaf in trace.leaves(params, x)]
+
+
+def _forward(trace: Trace, leaves: list[Any], x: PyTree, run: Tapped, budget: int) -> Forward:
+    routes = tuple(find_route(uses_of(trace.sites, leaf), leaf, trace.lengths) for leaf in range(len(trace.names)))
+    return Forward(trace, routes, leaves, x, run, Budget(budget))

@@ -1,0 +1,168 @@
+"""A test of a model on its data, before anything is made of its per-example gradients: that it treats examples alike,
+and that their sum is the gradient of the batch."""
+
+import inspect
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, PyTree
+
+from natgrad import _tree
+from natgrad._check import caller, is_concrete, require
+from natgrad._model import WithoutAux, coupling_message, differing, finite, of_params
+from natgrad._point.forward import forward_with_derivative
+from natgrad._program.trace import Trace, trace_example
+from natgrad._types import Output, Scalar
+
+# How far gradients may be apart, in roots of the machine epsilon: sums over examples in another order, and kinks that
+# rounding puts an example on the other side of.
+SLACK = 10.0
+# The program runs once: it is compiled in half the time without optimisation.
+UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+class Findings(NamedTuple):
+    """What a probe found: whether outputs are finite; which rows of them differ between the batch and the examples one
+    by one; for every parameter, how far the two gradients are apart, and their size; and how far the derivative along a
+    vector is from what the gradient says."""
+
+    is_finite: Bool[Array, ""]
+    are_coupled: Bool[Array, " N"]
+    distances: list[Scalar]
+    sizes: list[Scalar]
+    along_vector: Scalar
+
+
+def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> bool:
+    """Refuse, where everything is concrete, a model that couples examples, or whose per-example gradients, summed with
+    random weights for random cotangents, are not the gradient of the batch. Returns whether that is still to be
+    checked, when the program runs.
+
+    Done once for a model and shapes. Costs a gradient, and the time to compile it."""
+    if not is_concrete((params, x)):
+        return True
+    described = jax.tree.structure((params, x)), str(in_axes), *_tree.structure(jax.tree.leaves((params, x)))
+    if _PASSED.has(model, described):
+        return False
+    trace = trace_example(model, params, x, in_axes)
+    if not trace.is_concrete:
+        return True
+    probe(model, trace, params, x)
+    _PASSED.add(model, described)
+    return False
+
+
+def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, *, needs_finite: bool = True) -> None:
+    """Compare the gradients of examples with that of the batch, and refuse a model for which they differ."""
+    random = np.random.default_rng(0)
+    like = lambda struct: random.normal(size=struct.shape).astype(struct.dtype)
+    cotangents, vector = (jax.tree.map(like, tree) for tree in (trace.outputs, trace.params))
+    # Neither of them may hide a row: weights are of one size.
+    weights = random.choice([-1.0, 1.0], trace.num_examples)
+    function = jax.jit(lambda *arguments: _probe(model, trace, *arguments), compiler_options=UNOPTIMISED)
+    with jax.ensure_compile_time_eval():
+        found = jax.tree.map(np.asarray, function(params, x, cotangents, weights, vector))
+    if needs_finite and not found.is_finite:
+        z = _of_batch(model, x)(params)
+        require(z, [finite(z)], f"{caller()}: the output of the model")
+    _judge(found, trace)
+
+
+def _probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, u: Output, weights: Array, v: PyTree) -> Findings:
+    z, pull = jax.vjp(_of_batch(model, x), params)
+    weigh = lambda u: u * weights.reshape(-1, *(1,) * (u.ndim - 1)).astype(u.dtype)
+    weighed = jax.tree.map(weigh, u)
+    (gradient,) = pull(weighed)
+    forward, push = forward_with_derivative(trace, [jnp.asarray(leaf) for leaf in trace.leaves(params, x)], x)
+    found = forward.pull(u, is_stacked=False).rmatvec(weights)
+    pairs = list(zip(jax.tree.leaves(gradient), jax.tree.leaves(found), strict=True))
+    return Findings(
+        finite(z).holds,
+        differing(z, forward.z),
+        [_norm(a - b.astype(a.dtype)) for a, b in pairs],
+        [_norm(a) for a, _ in pairs],
+        jnp.abs(_product(push, weighed, v) - _tree.vdot(gradient, v)),
+    )
+
+
+def _product(push: Callable, cotangents: Output, v: PyTree) -> Scalar:
+    r"""$u^\top J v$, by transposing twice, which needs no rule for forward mode. Models that can be differentiated in
+    reverse mode only, such as loops with checkpoints, are transposed once."""
+    back = jax.linear_transpose(push, v)
+    try:
+        (pushed,) = jax.linear_transpose(lambda u: back(u)[0], cotangents)(v)
+    except Exception:
+        return _tree.vdot(back(cotangents)[0], v)
+    return _tree.vdot(cotangents, pushed)
+
+
+def _of_batch(model: Callable, x: PyTree) -> Callable[[PyTree], Output]:
+    return of_params(model, None) if x is None else lambda params: model(params, x)
+
+
+def _norm(x: Array) -> Scalar:
+    wide = _tree.at_least_float32(x)
+    # Squares of very small and of very large numbers would not be numbers.
+    largest = jnp.max(jnp.abs(wide), initial=0.0)
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
+    return scale * jnp.sqrt(jnp.sum((wide / scale) ** 2))
+
+
+def _judge(found: Findings, trace: Trace) -> None:
+    if found.are_coupled.any():
+        raise ValueError(coupling_message(trace.coupling, np.flatnonzero(found.are_coupled)))
+    epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((trace.outputs, trace.params))]
+    slack = SLACK * float(max(epsilons)) ** 0.5
+    total = math.hypot(*map(float, found.sizes))
+    each = zip(trace.names, found.distances, found.sizes, strict=False)
+    wrong = [(name, float(gap), float(size)) for name, gap, size in each if gap > slack * (size + slack * total)]
+    if found.along_vector > slack * total:
+        wrong.append(("a random direction", float(found.along_vector), total))
+    if wrong:
+        name, gap, size = wrong[0]
+        raise ValueError(
+            f"{caller()}: the per-example gradients of this model do not add up to the gradient of its batch: for "
+            f"`{name}` they are off by {gap:.2g}, where the gradient has size {size:.2g}. Either a "
+            "derivative rule in the model (`jax.custom_vjp`, `jax.custom_jvp`) couples examples or depends on the "
+            "batch size, or this is an error in natgrad: please report it with the model. `check=False` turns this "
+            "test off."
+        )
+
+
+class _Passed:
+    """Which models have passed, and for which shapes. A model is forgotten when it is deleted."""
+
+    def __init__(self):
+        self._shapes: dict[int, tuple[weakref.ref, set]] = {}
+
+    def has(self, model: Callable, described: Any) -> bool:
+        owner, method = _identity(model)
+        known, shapes = self._shapes.get(id(owner), (None, ()))
+        return known is not None and known() is owner and (method, *described) in shapes
+
+    def add(self, model: Callable, described: Any) -> None:
+        owner, method = _identity(model)
+        key = id(owner)
+        try:
+            reference = weakref.ref(owner, lambda _: self._shapes.pop(key, None))
+        except TypeError:
+            return
+        self._shapes.setdefault(key, (reference, set()))[1].add((method, *described))
+
+
+def _identity(model: Any) -> tuple[Any, Any]:
+    """The object that stays the same from call to call, and its method if that is what is called."""
+    if isinstance(model, WithoutAux):
+        owner, method = _identity(model.model)
+        return owner, (method, "has_aux")
+    if isinstance(model, jax.tree_util.Partial) and not model.args and not model.keywords:
+        return _identity(model.func)
+    return (model.__self__, model.__func__) if inspect.ismethod(model) else (model, None)
+
+
+_PASSED = _Passed()

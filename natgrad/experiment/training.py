@@ -1,0 +1,234 @@
+"""The folder of a run: what it was begun with, its log and its checkpoints."""
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from natgrad._files import write_whole
+from natgrad._optimiser.checkpoint import Checkpoints
+from natgrad._optimiser.info import STEP_RESULTS, Info
+from natgrad._problem import Problem
+from natgrad.experiment.compare import STEPPING, Budget, Comparison, Outcome, Progress, Watch
+from natgrad.experiment.examination import Examination, Geometry
+from natgrad.experiment.methods import Natural
+from natgrad.experiment.run import Point, Program, Run, Scorer, sound_scorer
+
+# What must be the same when a run is resumed, in words.
+COMPARED = {
+    "structure": "another structure",
+    "seed": "another seed",
+    "batch_size": "another size of batches",
+    "data": "other data or initial parameters",
+    "model": "another model or objective",
+}
+
+
+class Folder(NamedTuple):
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.path / "checkpoints")
+
+    def start(self, settings: dict[str, Any], *, resume: bool) -> None:
+        """Begin a run here, or make sure that this is the run to go on with."""
+        if self.settings.exists() and not resume:
+            raise ValueError(
+                f"`{self.path}` holds a run already. Go on with it by `--resume`, or choose another folder by `--out`."
+            )
+        if not resume:
+            write_whole(self.settings, json.dumps(settings, indent=2) + "\n")
+        elif not self.settings.exists():
+            raise ValueError(f"There is no run in `{self.path}` to resume. Leave out `--resume` to begin one.")
+        else:
+            before = self.read()
+            changed = [text for name, text in COMPARED.items() if before.get(name) != settings[name]]
+            if changed:
+                raise ValueError(
+                    f"The run in `{self.path}` was begun with {' and '.join(changed)}. Resume it as it was begun, or "
+                    "begin another with another `--out`."
+                )
+
+    def read(self) -> dict[str, Any]:
+        return json.loads(self.settings.read_text())
+
+    def lines(self, until: int) -> list[dict[str, Any]]:
+        """What the log says up to a step. A last line that was cut short does not count."""
+        if not self.log.exists():
+            return []
+        found = []
+        for line in self.log.read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return [line for line in found if line["step"] <= until]
+
+
+def described(problem: Problem, name: str, structure: str, seed: int) -> dict[str, Any]:
+    """What a run is begun with, data and model by their fingerprints."""
+    jaxpr = str(jax.make_jaxpr(problem.loss)(problem.params, problem.batch(0, seed)))
+    return {
+        "natgrad": importlib.metadata.version("natgrad"),
+        "problem": name,
+        "structure": structure,
+        "seed": seed,
+        "batch_size": problem.batch_size,
+        "data": fingerprint((problem.params, problem.data, problem.held_out)),
+        # Addresses in memory are of one process only.
+        "model": hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", jaxpr).encode()).hexdigest(),
+    }
+
+
+def fingerprint(tree: Any) -> str:
+    found = hashlib.sha256(str(jax.tree.structure(tree)).encode())
+    for leaf in jax.tree.leaves(tree):
+        array = np.ascontiguousarray(leaf)
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+# How many points the curve of a run has, and how many checkpoints are written, unless told otherwise.
+POINTS, CHECKPOINTS = 50, 10
+
+Write = Callable[[dict[str, Any]], None]
+
+
+def train(
+    problem: Problem,
+    method: Natural,
+    budget: Budget,
+    folder: Folder,
+    *,
+    seed: int = 0,
+    checkpoint_every: int | None = None,
+    watch: Watch = lambda progress: None,
+    write: Write = lambda line: None,
+) -> Comparison:
+    """Train from the newest checkpoint in a folder, or from the start, to the end of the budget.
+
+    The parameters after so many steps are the same, bit by bit, whether or not the run was interrupted. Every line of
+    the log is also given to `write`."""
+    watch(Progress(f"compiling {method.name}", 0.0))
+    score = sound_scorer(problem)
+    run = Run(Program.compiled(method, problem, seed, budget.until(STEPPING)), {}, problem, seed)
+    outcome = Outcome(method, run.program, [run], "interrupted", run.program.note)
+    write_whole(folder.log, "".join(json.dumps(line) + "\n" for line in _restore(run, folder)))
+    period = checkpoint_every or max(1, (budget.steps or 1000) // CHECKPOINTS)
+    geometry = None
+    try:
+        with folder.log.open("a") as log:
+            for line in _stepped(run, budget, score):
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                write(line)
+                if run.steps % period == 0:
+                    _save(run, folder)
+                watch(Progress("training", _done(run, budget), outcome))
+        run.status = run.status if run.is_over else _ending(run, budget)
+        _save(run, folder)
+        geometry = _examined(problem, method, run, budget, watch)
+    except KeyboardInterrupt:
+        run.status = run.status if run.is_over else "interrupted"
+        _save(run, folder)
+    status = run.status if run.status in ("interrupted", "out of time") else "complete"
+    return Comparison(problem, budget, seed, [outcome], geometry, status, time.perf_counter() - budget.start)
+
+
+def restored(problem: Problem, method: Natural, folder: Folder) -> tuple[int, Any]:
+    """The newest parameters in a folder, and after how many steps."""
+    step, (params, _) = folder.checkpoints.restore((problem.params, method.init(problem, {})))
+    return step, params
+
+
+def _examined(problem: Problem, method: Natural, run: Run, budget: Budget, watch: Watch) -> Geometry | None:
+    if time.perf_counter() > budget.until(1.0) or run.status == "diverged":
+        return None
+    watch(Progress("geometry", 1.0))
+    examination = Examination(problem, {method.name: method.structure})
+    # A report is promised within 20 seconds of the budget.
+    examination.look(f"after {run.steps:,} steps", run.steps, run.params, budget.until(1.0) + 10)
+    return examination.geometry()
+
+
+def _stepped(run: Run, budget: Budget, score: Scorer) -> Iterator[dict[str, Any]]:
+    """Step to the end of the budget, looking at the run now and then."""
+    steps = math.inf if budget.steps is None else budget.steps
+    every = max(1, (budget.steps or 500) // POINTS)
+    if not run.curve:
+        yield _line(run, None, run.look(score))
+    while run.steps < steps and time.perf_counter() < budget.until(STEPPING) and not run.is_over:
+        info = run.advance()
+        is_shown = run.steps % every == 0 or run.steps >= steps
+        yield _line(run, info, run.look(score) if is_shown else None)
+        if bool(info.result == STEP_RESULTS.too_many_rejections):
+            run.status = "failed"
+
+
+def _ending(run: Run, budget: Budget) -> str:
+    """How a run ended that went neither wrong nor was interrupted."""
+    is_done = run.steps > 0 if budget.steps is None else run.steps >= budget.steps
+    return "complete" if is_done else "out of time"
+
+
+def _line(run: Run, info: Info | None, point: Point | None) -> dict[str, Any]:
+    line: dict[str, Any] = {"step": run.steps, "seconds": run.seconds}
+    if info is not None:
+        line |= {name: _number(getattr(info, name)) for name in ("damping", "step_size")}
+        line |= {"batch_loss": _number(info.loss), "accepted": bool(info.accepted)}
+        line |= {} if bool(info.result == STEP_RESULTS.successful) else {"result": STEP_RESULTS[info.result]}
+    if point is not None:
+        metrics = {name: _number(value) for name, value in point.metrics.items()}
+        line |= {"loss": _number(point.loss), "held_out_loss": _number(point.held_out_loss), "metrics": metrics}
+    return line
+
+
+def _restore(run: Run, folder: Folder) -> list[dict[str, Any]]:
+    """Put a run where the newest checkpoint was taken, and return the log up to there."""
+    checkpoints = folder.checkpoints
+    if not checkpoints.steps():
+        return []
+    run.steps, (run.params, run.state) = checkpoints.restore((run.params, run.state))
+    lines = folder.lines(run.steps)
+    run.seconds = lines[-1]["seconds"] if lines else 0.0
+    for line in (line for line in lines if "loss" in line):
+        is_lost = line["loss"] is None
+        loss = math.nan if is_lost else line["loss"]
+        run.curve.append(Point(line["step"], line["seconds"], loss, line["held_out_loss"], line["metrics"]))
+        run.status = "diverged" if is_lost else run.status
+    return lines
+
+
+def _save(run: Run, folder: Folder) -> None:
+    folder.checkpoints.save(run.steps, (run.params, run.state))
+
+
+def _done(run: Run, budget: Budget) -> float:
+    if budget.steps:
+        return min(1.0, run.steps / budget.steps)
+    whole = math.inf if budget.seconds is None else STEPPING * budget.seconds
+    return min(1.0, (time.perf_counter() - budget.start) / whole)
+
+
+def _number(value: Any) -> float | None:
+    """JSON has no NaN."""
+    return None if value is None or not jnp.isfinite(value) else float(value)
