@@ -13,7 +13,7 @@ from models import normal
 from zoo import affine, along, integers
 
 import natgrad as ng
-from natgrad._block.choose import Rules, check_rules
+from natgrad._block.choose import BlockRules, check_rules
 from natgrad._block.kronecker import KroneckerBlock
 from natgrad._block.unfactored import DiagonalBlock
 
@@ -275,9 +275,9 @@ def assert_refused(
 def test_options_of_another_type():
     """As a user sees them, whose calls are not checked for types before they arrive."""
     with pytest.raises(TypeError, match="needs `structures` to map paths to structures, but got \\['dense'\\]"):
-        check_rules(Rules(structures=["dense"]))
+        check_rules(BlockRules(structures=["dense"]))
     with pytest.raises(ValueError, match="`max_factor` to be a whole number of at least 1, but got 2.5"):
-        check_rules(Rules(max_factor=2.5))
+        check_rules(BlockRules(max_factor=2.5))
 
 
 def test_bad_options():

@@ -13,11 +13,11 @@ import pytest
 
 import natgrad as ng
 from natgrad.experiment import verdict as judgement
-from natgrad.experiment.compare import Budget, Comparison, Outcome, compare
+from natgrad.experiment.compare import Comparison, MethodRuns, TrialBudget, compare
 from natgrad.experiment.document import document
 from natgrad.experiment.examination import Examination
 from natgrad.experiment.methods import METHODS, FirstOrder
-from natgrad.experiment.run import Point, Run
+from natgrad.experiment.run import Reading, Run
 
 pytestmark = pytest.mark.users_defaults
 
@@ -181,7 +181,7 @@ def test_points_that_are_not_proper():
 def comparison():
     # Runs of hundreds of roundings: only in double precision are they the same once more.
     with jax.enable_x64(True):
-        return compare(classes(batch_size=10), Budget(20), methods=chosen("kfac", "adam"), seed=3)
+        return compare(classes(batch_size=10), TrialBudget(20), methods=chosen("kfac", "adam"), seed=3)
 
 
 @pytest.mark.compat
@@ -211,7 +211,7 @@ def test_an_interruption_leaves_runs_equally_far():
         if progress.stage == "training" and progress.done > 0.5:
             raise KeyboardInterrupt
 
-    found = compare(classes(), Budget(50), methods=chosen("adam", "sgd"), watch=interrupt)
+    found = compare(classes(), TrialBudget(50), methods=chosen("adam", "sgd"), watch=interrupt)
     steps = [run.steps for outcome in found.outcomes for run in outcome.runs]
     assert found.status == "interrupted" and 20 < min(steps) and max(steps) - min(steps) <= 1
     report = document(found, command="compare", imported="")
@@ -227,7 +227,7 @@ def test_a_method_that_fails_on_its_way_leaves_the_others_alone(monkeypatch):
         return advance(run)
 
     monkeypatch.setattr(Run, "advance", failing)
-    (found,) = compare(classes(), Budget(10), methods=chosen("adam")).outcomes
+    (found,) = compare(classes(), TrialBudget(10), methods=chosen("adam")).outcomes
     failed = {run.tried["learning_rate"]: (run.steps, run.note) for run in found.runs if run.status == "failed"}
     assert failed == {0.01: (3, "out of memory")}
     assert {run.steps for run in found.runs if run.status == "complete"} == {10}
@@ -235,10 +235,10 @@ def test_a_method_that_fails_on_its_way_leaves_the_others_alone(monkeypatch):
 
 def test_seconds_are_shared_and_methods_without_time_are_named():
     start = time.perf_counter()
-    found = compare(classes(), Budget(None, 3.0, start), methods=chosen("adam"))
+    found = compare(classes(), TrialBudget(None, 3.0, start), methods=chosen("adam"))
     seconds = [run.seconds for run in found.outcomes[0].runs]
     assert max(seconds) < 3 and min(run.steps for run in found.outcomes[0].runs) > 0
-    late = compare(classes(), Budget(None, 3.0, start - 2.5), methods=chosen("kfac", "adam"))
+    late = compare(classes(), TrialBudget(None, 3.0, start - 2.5), methods=chosen("kfac", "adam"))
     assert [(each.status, each.note) for each in late.outcomes] == [
         ("not run", "There was no time left to compile it.")
     ] * 2
@@ -249,7 +249,7 @@ def test_sweeps_go_on_beyond_their_ends():
     steep = ng.Problem(lambda w, x: 30 * w * x, ng.LeastSquares(), jnp.ones(()), (jnp.ones(5), jnp.zeros(5)))
     rates = lambda problem, sweep: [
         run.tried["learning_rate"]
-        for run in compare(problem, Budget(10), methods=[FirstOrder("SGD", optax.sgd, sweep, "")]).outcomes[0].runs
+        for run in compare(problem, TrialBudget(10), methods=[FirstOrder("SGD", optax.sgd, sweep, "")]).outcomes[0].runs
     ]
     # The best rate is 1/900.
     assert rates(steep, (0.01, 0.03)) == pytest.approx([0.0003, 0.001, 0.003, 0.01, 0.03])
@@ -271,20 +271,20 @@ def test_methods_that_are_too_large_are_refused_with_a_reason():
 # Verdicts ------------------------------------------------------------------------------------------------------------
 
 
-def outcome(name: str, *curves: list[tuple[int, float, float]], status="complete") -> Outcome:
+def outcome(name: str, *curves: list[tuple[int, float, float]], status="complete") -> MethodRuns:
     """A method whose runs went through these steps, seconds and losses."""
     method, runs = METHODS[name], []
     for tried, curve in zip(method.sweep, curves, strict=False):
         run = Run.__new__(Run)
         run.tried, run.status, run.note, run.problem, run.seed = tried, status, "", classes(), 0
-        run.curve = [Point(step, seconds, loss, None, {}) for step, seconds, loss in curve]
+        run.curve = [Reading(step, seconds, loss, None, {}) for step, seconds, loss in curve]
         run.steps, run.seconds = curve[-1][:2]
         runs.append(run)
-    return Outcome(method, None, runs, status, "")
+    return MethodRuns(method, None, runs, status, "")
 
 
-def verdict(*outcomes: Outcome) -> str:
-    comparison = Comparison(classes(), Budget(10), 0, list(outcomes), None, "complete", 1.0)
+def verdict(*outcomes: MethodRuns) -> str:
+    comparison = Comparison(classes(), TrialBudget(10), 0, list(outcomes), None, "complete", 1.0)
     return judgement.verdict(comparison, judgement.target_of(comparison))
 
 
@@ -348,14 +348,14 @@ def test_an_interruption_of_the_last_look_keeps_the_first(monkeypatch):
 
 
 def test_the_target_may_be_given():
-    comparison = Comparison(classes(), Budget(10), 0, [SLOW_ADAM], None, "complete", 1.0)
+    comparison = Comparison(classes(), TrialBudget(10), 0, [SLOW_ADAM], None, "complete", 1.0)
     target = judgement.target_of(comparison, 1.0)
     (adam,) = judgement.contenders(comparison, target)
-    assert adam.reached == Point(50, 1.0, 1.0, None, {}) and adam.run is SLOW_ADAM.runs[0]
+    assert adam.reached == Reading(50, 1.0, 1.0, None, {}) and adam.run is SLOW_ADAM.runs[0]
 
 
 def test_the_end_of_a_sweep_is_told():
     inside = outcome("sgd", *([(0, 0.0, 2.0), (9, 1.0, loss)] for loss in (1.0, 0.5, 1.0)))
-    comparison = Comparison(classes(), Budget(10), 0, [SLOW_ADAM, inside], None, "complete", 1.0)
+    comparison = Comparison(classes(), TrialBudget(10), 0, [SLOW_ADAM, inside], None, "complete", 1.0)
     notes = [each["note"] for each in document(comparison, command="compare", imported="")["methods"]]
     assert notes == ["Its best rate, 0.001, is the smallest tried; a smaller one may be better.", ""]

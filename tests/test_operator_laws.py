@@ -8,7 +8,7 @@ from models import normal
 
 from natgrad._block import damped, stacks
 from natgrad._block.eigen import EigenBlock
-from natgrad._block.entries import Moved, Picked, Place, part
+from natgrad._block.entries import AxisOrder, BlockEntries, EntryNumbers, part
 from natgrad._block.factor import second_moment
 from natgrad._block.kronecker import KroneckerBlock
 from natgrad._block.unfactored import DenseBlock, DiagonalBlock
@@ -167,8 +167,8 @@ def test_inverses_of_matrices_of_many_sizes_agree_with_numpy_and_take_little_mem
 def test_places_take_entries_and_put_them_back():
     leaves = [normal(1, 2, 3, 4), normal(2, 4)]
     numbers = np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2).reshape(1, 6, 4)
-    place = Place((part(0, (2, 3, 4), numbers), part(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1])))
-    assert isinstance(place.parts[0].entries, Moved) and isinstance(place.parts[1].entries, Picked)
+    place = BlockEntries((part(0, (2, 3, 4), numbers), part(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1])))
+    assert isinstance(place.parts[0].entries, AxisOrder) and isinstance(place.parts[1].entries, EntryNumbers)
     gathered = place.gather(leaves, float)
     np.testing.assert_array_equal(gathered[0, :6], leaves[0].transpose(1, 0, 2).reshape(6, 4))
     np.testing.assert_array_equal(gathered[0, 6], leaves[1][::-1])
@@ -176,5 +176,5 @@ def test_places_take_entries_and_put_them_back():
     place.scatter(gathered, back)
     for found, leaf in zip(back, leaves, strict=True):
         np.testing.assert_array_equal(found, leaf)
-    again = Place((part(0, (2, 3, 4), numbers.copy()), part(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1])))
+    again = BlockEntries((part(0, (2, 3, 4), numbers.copy()), part(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1])))
     assert again == place and hash(again) == hash(place)

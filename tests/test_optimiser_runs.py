@@ -104,7 +104,7 @@ def test_damping_starts_at_the_mean_eigenvalue_and_follows_the_predictions():
     ],
 )
 def test_thresholds_of_levenberg_and_marquardt(ratio, rejected, expected):
-    from natgrad._optimiser.damping import Outcome
+    from natgrad._optimiser.damping import Reduction
     from natgrad._optimiser.info import Quantity
 
     damping = ng.LevenbergMarquardt(initial=1.0, every=2, minimum=0.9, maximum=3.0)
@@ -112,7 +112,7 @@ def test_thresholds_of_levenberg_and_marquardt(ratio, rejected, expected):
     number = jnp.asarray
     after = Quantity.of(10.0 - ratio, float, not np.isnan(ratio))
     predicted = Quantity.of(1.0, float)
-    outcome = Outcome(number(1), number(10.0), after, predicted, number(rejected), number(0.0))
+    outcome = Reduction(number(1), number(10.0), after, predicted, number(rejected), number(0.0))
     found = damping.strength(damping.update(state, outcome), number(2))
     kept = damping.update(state, outcome._replace(steps=number(2), is_rejected=number(False)))
     assert float(kept.strength) == float(state.strength)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from natgrad._block.entries import Place, part
-from natgrad._point.records import Budget, Recording
+from natgrad._block.entries import BlockEntries, part
+from natgrad._point.records import MemoryBudget, SiteRecords
 from natgrad._types import Scalar
 
 
@@ -88,13 +88,13 @@ def to_unit_diagonal(matrices: Float[Array, "... k k"]) -> Float[Array, "... k k
 
 
 @dataclass(frozen=True, eq=False)
-class Assignment:
+class AbstractEstimator:
     """A block to be computed: the entries of parameters that it covers, why it is not of a better kind, and whether
     that is less than its parameters should have.
 
     What depends on cotangents is a sum over their columns; what depends on inputs is computed once, after it."""
 
-    place: Place
+    place: BlockEntries
     reason: str
     is_fallback: bool
 
@@ -104,10 +104,10 @@ class Assignment:
         """The name of its kind."""
 
     @abstractmethod
-    def of_cotangents(self, recording: Recording, budget: Budget) -> Any:
+    def of_cotangents(self, recording: SiteRecords, budget: MemoryBudget) -> Any:
         """Sums over examples and cotangents."""
 
-    def of_inputs(self, recording: Recording, cotangents: Any, budget: Budget) -> Any:
+    def of_inputs(self, recording: SiteRecords, cotangents: Any, budget: MemoryBudget) -> Any:
         """What the block needs beyond the sums over cotangents, which are given."""
         del recording, cotangents, budget
         return ()
@@ -121,7 +121,7 @@ class Assignment:
         return tuple(part.leaf for part in self.place.parts)
 
 
-def column_of(leaf: int, shape: Sequence[int]) -> Place:
+def column_of(leaf: int, shape: Sequence[int]) -> BlockEntries:
     """All entries of a parameter, in one column."""
     size = int(np.prod(shape, dtype=int))
-    return Place((part(leaf, tuple(shape), np.arange(size, dtype=np.int32).reshape(1, size, 1)),))
+    return BlockEntries((part(leaf, tuple(shape), np.arange(size, dtype=np.int32).reshape(1, size, 1)),))

@@ -10,17 +10,17 @@ import numpy as np
 from jaxtyping import Array
 
 from natgrad import _tree
-from natgrad._block.base import Assignment, column_of
-from natgrad._block.entries import Place, part
-from natgrad._block.kronecker import Kronecker
+from natgrad._block.base import AbstractEstimator, column_of
+from natgrad._block.entries import BlockEntries, part
+from natgrad._block.kronecker import KroneckerEstimator
 from natgrad._block.masks import check_masks, masks_of
-from natgrad._block.unfactored import Dense, Diagonal, ScaleAndShift, Zero
-from natgrad._block.weight_factors import View
+from natgrad._block.unfactored import DenseEstimator, DiagonalEstimator, ScaleShiftEstimator, ZeroEstimator
+from natgrad._block.weight_factors import WeightFactors
 from natgrad._check import caller
-from natgrad._program.trace import Trace
+from natgrad._program.trace import Program
 from natgrad._tree import check_paths, option_for
-from natgrad._uses.layers import Layer, Rest, Units, Weight, find_layers
-from natgrad._uses.parameter_uses import Route
+from natgrad._uses.layers import Layer, OtherParameter, ScaleShift, Weight, find_layers
+from natgrad._uses.parameter_uses import ParameterUses
 
 STRUCTURES = ("kronecker", "eigenvalue-corrected", "dense", "diagonal")
 FACTORED = STRUCTURES[:2]
@@ -28,7 +28,7 @@ UNUSED = "no output depends on it"
 
 
 @dataclass(frozen=True)
-class Rules:
+class BlockRules:
     """What blocks are made of: the structure of `weights`; `sharing` and `bias` as for `kfac`; `structures` by path; no
     factor above `max_factor` (`oversized` says what takes its place), and dense blocks up to `max_dense` where there is
     no weight."""
@@ -42,7 +42,7 @@ class Rules:
     oversized: str = "diagonal"
 
 
-def check_rules(rules: Rules) -> Rules:
+def check_rules(rules: BlockRules) -> BlockRules:
     """The rules in a form that can be compared, if they are sound."""
     allowed = {"sharing": ("expand", "reduce"), "bias": ("joint", "separate"), "oversized": ("diagonal", "blocked")}
     for name, choices in allowed.items():
@@ -60,7 +60,9 @@ def check_rules(rules: Rules) -> Rules:
     return replace(rules, structures=tuple(sorted(rules.structures.items())))
 
 
-def choose(trace: Trace, routes: Sequence[Route], rules: Rules, masks: Mapping[str, Array]) -> list[Assignment]:
+def choose(
+    trace: Program, routes: Sequence[ParameterUses], rules: BlockRules, masks: Mapping[str, Array]
+) -> list[AbstractEstimator]:
     """Blocks that cover every entry of every parameter once, with all its uses."""
     check_paths(dict(rules.structures), trace.names, "structures")
     chooser = Chooser(trace, routes, rules, masks)
@@ -76,21 +78,21 @@ def choose(trace: Trace, routes: Sequence[Route], rules: Rules, masks: Mapping[s
 
 @dataclass(frozen=True)
 class Chooser:
-    trace: Trace
-    routes: Sequence[Route]
-    rules: Rules
+    trace: Program
+    routes: Sequence[ParameterUses]
+    rules: BlockRules
     masks: Mapping[str, Array]
 
-    def assign(self, layer: Layer) -> list[Assignment]:
+    def assign(self, layer: Layer) -> list[AbstractEstimator]:
         match layer:
             case Weight():
                 return self._weight(layer)
-            case Units():
+            case ScaleShift():
                 return self._units(layer)
-            case Rest():
+            case OtherParameter():
                 return [self._alone(layer.leaf, layer.reason)]
 
-    def _weight(self, weight: Weight) -> list[Assignment]:
+    def _weight(self, weight: Weight) -> list[AbstractEstimator]:
         asked = {leaf: self._asked(leaf) for leaf in (weight.leaf, *(bias.leaf for bias in weight.biases))}
         plain = [bias for bias in weight.biases if asked[bias.leaf] in (None, *FACTORED)]
         is_plain = asked[weight.leaf] in (None, *FACTORED)
@@ -101,21 +103,25 @@ class Chooser:
             parts = [self._part(weight.leaf, weight.entries)]
             if joined is not None:
                 parts.append(self._part(joined.leaf, joined.entries[:, None]))
-            found.append(self._kronecker(Place(tuple(parts)), View(weight, joined), masks, asked[weight.leaf]))
+            found.append(
+                self._kronecker(BlockEntries(tuple(parts)), WeightFactors(weight, joined), masks, asked[weight.leaf])
+            )
         else:
             found.append(self._alone(weight.leaf, ""))
         for bias in weight.biases:
             if bias is joined:
                 continue
             if bias in plain:
-                place = Place((self._part(bias.leaf, bias.entries[:, None]),))
-                view = View(weight, bias, is_bias=True)
+                place = BlockEntries((self._part(bias.leaf, bias.entries[:, None]),))
+                view = WeightFactors(weight, bias, is_bias=True)
                 found.append(self._kronecker(place, view, masks, asked[bias.leaf]))
             else:
                 found.append(self._alone(bias.leaf, ""))
         return found
 
-    def _kronecker(self, place: Place, view: View, masks: dict, asked: str | None) -> Kronecker:
+    def _kronecker(
+        self, place: BlockEntries, view: WeightFactors, masks: dict, asked: str | None
+    ) -> KroneckerEstimator:
         sizes = place.block[1:]
         sides, reasons = [], []
         for size, name in zip(sizes, ("inputs", "outputs"), strict=True):
@@ -129,7 +135,7 @@ class Chooser:
         reason = "; ".join(reasons)
         is_corrected = (asked or self.rules.weights) == "eigenvalue-corrected"
         shape = sides[0], sides[1]
-        return Kronecker(place, reason, bool(reasons), view, shape, self.rules.sharing, masks, is_corrected)
+        return KroneckerEstimator(place, reason, bool(reasons), view, shape, self.rules.sharing, masks, is_corrected)
 
     def _side(self, size: int) -> int:
         if size <= self.rules.max_factor:
@@ -138,20 +144,24 @@ class Chooser:
             return 1
         return next(side for side in range(self.rules.max_factor, 0, -1) if size % side == 0)
 
-    def _units(self, units: Units) -> list[Assignment]:
+    def _units(self, units: ScaleShift) -> list[AbstractEstimator]:
         leaves = units.scale, units.shift
         if any(self._asked(leaf) is not None for leaf in leaves):
             return [self._alone(leaf, "") for leaf in leaves]
         entries = units.scale_entries, units.shift_entries
         parts = [self._part(leaf, own[:, None, None]) for leaf, own in zip(leaves, entries, strict=True)]
-        return [ScaleAndShift(Place(tuple(parts)), "", False, units, (self.routes[leaves[0]], self.routes[leaves[1]]))]
+        return [
+            ScaleShiftEstimator(
+                BlockEntries(tuple(parts)), "", False, units, (self.routes[leaves[0]], self.routes[leaves[1]])
+            )
+        ]
 
-    def _alone(self, leaf: int, reason: str) -> Assignment:
+    def _alone(self, leaf: int, reason: str) -> AbstractEstimator:
         """A parameter by itself: dense if it is small, which is exact, and otherwise diagonal."""
         struct, route, asked = self.trace.param_structs[leaf], self.routes[leaf], self._asked(leaf)
         place = column_of(leaf, struct.shape)
         if not route.uses or 0 in struct.shape:
-            return Zero(place, UNUSED, False, _tree.wide(struct))
+            return ZeroEstimator(place, UNUSED, False, _tree.wide(struct))
         is_entrywise = not reason and _is_entrywise(route, struct)
         reason = "it acts entry by entry" if is_entrywise else reason or f"used by `{route.uses[0].site.primitive}`"
         if asked in FACTORED:
@@ -160,12 +170,12 @@ class Chooser:
                 "Choose 'dense' or 'diagonal' for it."
             )
         if asked == "dense" or (asked is None and math.prod(struct.shape) <= self.rules.max_dense):
-            return Dense(place, "", False, route)
+            return DenseEstimator(place, "", False, route)
         if asked == "diagonal":
-            return Diagonal(place, "", False, route)
-        return Diagonal(place, reason, not is_entrywise, route)
+            return DiagonalEstimator(place, "", False, route)
+        return DiagonalEstimator(place, reason, not is_entrywise, route)
 
-    def uncovered(self, found: Sequence[Assignment]) -> list[Assignment]:
+    def uncovered(self, found: Sequence[AbstractEstimator]) -> list[AbstractEstimator]:
         """Entries that no block covers, because no use has them. That every other entry is covered once is checked."""
         zeros = []
         for leaf, struct in enumerate(self.trace.param_structs):
@@ -176,8 +186,8 @@ class Chooser:
             assert sum(math.prod(own.block) for own in parts) == np.sum(is_covered), "an entry is in two blocks"
             missing = np.flatnonzero(~is_covered).astype(np.int32)
             if missing.size:
-                place = Place((self._part(leaf, missing.reshape(1, -1, 1)),))
-                zeros.append(Zero(place, UNUSED, False, _tree.wide(struct)))
+                place = BlockEntries((self._part(leaf, missing.reshape(1, -1, 1)),))
+                zeros.append(ZeroEstimator(place, UNUSED, False, _tree.wide(struct)))
         return zeros
 
     def _asked(self, leaf: int) -> str | None:
@@ -187,14 +197,14 @@ class Chooser:
         return part(leaf, tuple(self.trace.param_structs[leaf].shape), entries)
 
 
-def _is_entrywise(route: Route, struct: Any) -> bool:
+def _is_entrywise(route: ParameterUses, struct: Any) -> bool:
     """Whether a parameter has one entry for every unit, or is only ever added. Products with a matrix, entry by entry,
     may be the first half of a product of matrices that is written out."""
     is_vector = sum(size > 1 for size in struct.shape) <= 1
     return is_vector or all(use.site.primitive in ("add", "sub", "add_any", "output") for use in route.uses)
 
 
-def _check_uses(layers: Sequence[Layer], routes: Sequence[Route]) -> None:
+def _check_uses(layers: Sequence[Layer], routes: Sequence[ParameterUses]) -> None:
     """Every use of a weight or a bias must have been seen."""
     seen: Counter[int] = Counter()
     for weight in layers:

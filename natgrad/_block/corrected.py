@@ -7,21 +7,21 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from natgrad._block import factor
-from natgrad._block.base import Assignment
+from natgrad._block.base import AbstractEstimator
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.factor import Factor
-from natgrad._block.kronecker import Kronecker
+from natgrad._block.kronecker import KroneckerEstimator
 from natgrad._block.weight_factors import indices, num_positions, operand_of, result_of
 from natgrad._point.factored_rows import FactoredRows
-from natgrad._point.records import Recording
+from natgrad._point.records import SiteRecords
 
 
 @dataclass(frozen=True, eq=False)
-class Corrected(Assignment):
+class EigenvalueEstimator(AbstractEstimator):
     r"""$S_{ij} = \frac1N\sum_n \big(Q_A^\top g_n Q_G\big)_{ij}^2$ with the gradients $g_n$ of examples, which are
     formed in the basis, a few at a time, or not at all where there is one position."""
 
-    kronecker: Kronecker
+    kronecker: KroneckerEstimator
     input_basis: Factor
     output_basis: Factor
 
@@ -35,7 +35,7 @@ class Corrected(Assignment):
     def block(self, inputs, cotangents):
         return EigenBlock(self.input_basis, self.output_basis, cotangents)
 
-    def _rows(self, recording: Recording) -> FactoredRows:
+    def _rows(self, recording: SiteRecords) -> FactoredRows:
         view = self.kronecker.view
         members = (*view.upright, *view.swapped)
         masks = [self.kronecker.masks.get(member.use.site.number) for member in members]

@@ -14,7 +14,7 @@ from natgrad._block.base import AbstractBlock
 from natgrad._block.stacks import damped_inverses
 
 
-class Layout(NamedTuple):
+class FactorIndex(NamedTuple):
     """For every factor (of a block, and of one of its groups) its block and the other factor of its product, itself if
     there is none; and for every matrix the factor it belongs to. A factor in blocks has several matrices."""
 
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
         return numbers if len(self.factor) == len(self.block) else numbers[self.factor]
 
 
-class Inverted(NamedTuple):
+class BlockInverses(NamedTuple):
     """Inverses, whether each was found without lifting a matrix above rounding, and whether those of its matrices are
     finite."""
 
@@ -44,7 +44,7 @@ class Inverted(NamedTuple):
 
 def invert(
     blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"], traces: Float[Array, " matrices"] | None = None
-) -> Inverted:
+) -> BlockInverses:
     r"""The inverse of every damped block, with the traces of their matrices if they are known.
 
     A product $A \otimes G$ is damped by its factors,
@@ -55,7 +55,7 @@ def invert(
     stacks = [matrix for own in matrices for matrix in own]
     if not stacks:
         each = [block.inverted([], damping[k]) for k, block in enumerate(blocks)]
-        return Inverted(each, jnp.ones(len(blocks), bool), _are_finite(blocks, damping))
+        return BlockInverses(each, jnp.ones(len(blocks), bool), _are_finite(blocks, damping))
     where = layout(blocks)
     traces = factor.traces(stacks) if traces is None else traces
     found, is_definite, is_finite = damped_inverses(stacks, traces, *_shares(where, stacks, traces, damping))
@@ -66,11 +66,11 @@ def invert(
     ]
     is_own = (where.block[where.factor][None, :] == np.arange(len(blocks))[:, None]).astype(np.float32)
     of_block = lambda flags: jnp.asarray(is_own) @ (~flags).astype(is_own.dtype) == 0
-    return Inverted(inverted, of_block(is_definite), of_block(is_finite) & _are_finite(blocks, damping))
+    return BlockInverses(inverted, of_block(is_definite), of_block(is_finite) & _are_finite(blocks, damping))
 
 
 def _shares(
-    where: Layout, stacks: Sequence[Array], traces: Float[Array, " matrices"], damping: Float[Array, " blocks"]
+    where: FactorIndex, stacks: Sequence[Array], traces: Float[Array, " matrices"], damping: Float[Array, " blocks"]
 ) -> tuple[Float[Array, " matrices"], Float[Array, " matrices"]]:
     """What every matrix is multiplied by, and what is added to its diagonal."""
     counts = [math.prod(stack.shape[:-2]) for stack in stacks]
@@ -93,7 +93,7 @@ def _are_finite(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"
     return jnp.stack([known(block) for block in blocks]) & jnp.isfinite(damping)
 
 
-def layout(blocks: Sequence[AbstractBlock]) -> Layout:
+def layout(blocks: Sequence[AbstractBlock]) -> FactorIndex:
     owners: list[int] = []
     others: list[int] = []
     factors: list[np.ndarray] = []
@@ -105,4 +105,4 @@ def layout(blocks: Sequence[AbstractBlock]) -> Layout:
             factors.append(np.repeat(numbers, int(np.prod(matrix.shape[1:-2]))))
             others += (numbers + (groups if k == 0 else -groups) if block.is_product else numbers).tolist()
             owners += [index] * groups
-    return Layout(np.array(owners), np.array(others), np.concatenate(factors))
+    return FactorIndex(np.array(owners), np.array(others), np.concatenate(factors))

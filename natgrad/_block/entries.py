@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Moved:
+class AxisOrder:
     """All entries of a parameter, with its axes in another order."""
 
     shape: Shape
@@ -34,7 +34,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Picked:
+class EntryNumbers:
     """Some entries of a parameter, by their numbers (the bytes of 32-bit integers)."""
 
     shape: Shape
@@ -52,19 +52,19 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Part:
+class LeafEntries:
     """Entries of one parameter as an array `gdo`."""
 
     leaf: int
-    entries: Moved | Picked
+    entries: AxisOrder | EntryNumbers
     block: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockEntries:
     """Parts whose rows stand below each other: a weight and its bias, the scale and the shift of units."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[LeafEntries, ...]
 
     def gather(self, leaves: Sequence[Array], dtype: Any) -> Shaped[Array, "g d o"]:
         rows = [part.entries.take(leaves[part.leaf]).reshape(part.block).astype(dtype) for part in self.parts]
@@ -85,13 +85,13 @@ class Place:
         return groups, sum(part.block[1] for part in self.parts), outputs
 
 
-def part(leaf: int, shape: Shape, numbers: np.ndarray) -> Part:
+def part(leaf: int, shape: Shape, numbers: np.ndarray) -> LeafEntries:
     """The entries of a parameter with the given numbers, an array `gdo`."""
     block: Any = numbers.shape
     order = _order(shape, numbers) if numbers.size == math.prod(shape) else None
     if order is not None:
-        return Part(leaf, Moved(tuple(shape), order), block)
-    return Part(leaf, Picked(tuple(shape), numbers.astype(np.int32).tobytes()), block)
+        return LeafEntries(leaf, AxisOrder(tuple(shape), order), block)
+    return LeafEntries(leaf, EntryNumbers(tuple(shape), numbers.astype(np.int32).tobytes()), block)
 
 
 def _order(shape: Shape, numbers: np.ndarray) -> tuple[int, ...] | None:

@@ -10,12 +10,12 @@ from jaxtyping import Array, Bool, Float
 
 from natgrad import _tree
 from natgrad._block import factor
-from natgrad._block.base import AbstractBlock, Assignment, to_unit_diagonal
+from natgrad._block.base import AbstractBlock, AbstractEstimator, to_unit_diagonal
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.factor import Factor
-from natgrad._block.weight_factors import Masks, View, indices, num_positions, operand_of, result_of
-from natgrad._point.records import Budget, Recording, summed
-from natgrad._uses.parameter_uses import Member
+from natgrad._block.weight_factors import Masks, WeightFactors, indices, num_positions, operand_of, result_of
+from natgrad._point.records import MemoryBudget, SiteRecords, summed
+from natgrad._uses.parameter_uses import MatrixUse
 
 
 class KroneckerBlock(AbstractBlock):
@@ -58,7 +58,7 @@ class KroneckerBlock(AbstractBlock):
 Live = dict[int, Bool[Array, "n t"]]
 
 
-class Moments(NamedTuple):
+class SecondMoments(NamedTuple):
     """Second moments of the uses along the weight, and of those along its transpose."""
 
     upright: Factor
@@ -68,19 +68,19 @@ class Moments(NamedTuple):
 class CotangentMoments(NamedTuple):
     """Those of cotangents; and for every use how many cotangents of each position are not zero."""
 
-    moments: Moments
+    moments: SecondMoments
     num_live: dict[int, Float[Array, "n t"]]
 
 
 @dataclass(frozen=True, eq=False)
-class Kronecker(Assignment):
+class KroneckerEstimator(AbstractEstimator):
     """The block of a weight, perhaps with its bias. `sides` are the sizes of the blocks within each factor, and
     `is_corrected` says whether its eigenvalues are to be corrected.
 
     Inputs at positions whose cotangents are all zero do not count: no output depends on what the weight does there, as
     on padding that a mask leaves out."""
 
-    view: View
+    view: WeightFactors
     sides: tuple[int, int]
     sharing: str
     masks: Masks
@@ -93,7 +93,9 @@ class Kronecker(Assignment):
     def of_cotangents(self, recording, budget):
         upright = self._cotangents(recording, self.view.upright, self.sides[1], budget)
         swapped = self.view.swapped
-        moments = Moments(upright, self._cotangents(recording, swapped, self.sides[0], budget) if swapped else None)
+        moments = SecondMoments(
+            upright, self._cotangents(recording, swapped, self.sides[0], budget) if swapped else None
+        )
         members = (*self.view.upright, *swapped)
         return CotangentMoments(moments, {m.use.site.number: self._num_live(recording, m) for m in members})
 
@@ -101,7 +103,9 @@ class Kronecker(Assignment):
         are_live = {number: count > 0 for number, count in cotangents.num_live.items()}
         upright = self._inputs(recording, self.view.upright, are_live, self.sides[0], budget)
         swapped = self.view.swapped
-        return Moments(upright, self._inputs(recording, swapped, are_live, self.sides[1], budget) if swapped else None)
+        return SecondMoments(
+            upright, self._inputs(recording, swapped, are_live, self.sides[1], budget) if swapped else None
+        )
 
     def block(self, inputs, cotangents):
         A, G = inputs.upright, cotangents.moments.upright
@@ -115,7 +119,7 @@ class Kronecker(Assignment):
         return self.sharing == "reduce" and not self.view.weight.group.lookups
 
     def _inputs(
-        self, recording: Recording, members: Sequence[Member], are_live: Live, side: int, budget: Budget
+        self, recording: SiteRecords, members: Sequence[MatrixUse], are_live: Live, side: int, budget: MemoryBudget
     ) -> Factor:
         view = self.view
         lookups = [member for member in members if member in view.weight.group.lookups]
@@ -128,7 +132,7 @@ class Kronecker(Assignment):
         return _tree.sum_leaves(sums) / jnp.where(total > 0, total, 1.0)
 
     def _second_moment(
-        self, recording: Recording, members: Sequence[Member], are_live: Live, side: int, budget: Budget
+        self, recording: SiteRecords, members: Sequence[MatrixUse], are_live: Live, side: int, budget: MemoryBudget
     ) -> tuple[Array, Factor]:
         """How many positions (or examples) count, and the sum of products of inputs over them."""
         examples = jnp.ones(recording.num_examples) if recording.weights is None else recording.weights
@@ -149,7 +153,7 @@ class Kronecker(Assignment):
 
         return summed(moment, (operands, live, examples), self._chunk(recording, members, budget))
 
-    def _num_live(self, recording: Recording, member: Member) -> Float[Array, "n t"]:
+    def _num_live(self, recording: SiteRecords, member: MatrixUse) -> Float[Array, "n t"]:
         """How many cotangents of every position are not zero. A part of a weight has the positions of the whole."""
         h = jax.vmap(jax.vmap(member.layout.cotangents))(result_of(recording, member))
         is_live = jnp.any(h != 0, axis=(2, -1)) if h.ndim == 5 else jnp.any(h != 0, axis=-1)
@@ -157,7 +161,9 @@ class Kronecker(Assignment):
         mask = self.masks.get(member.use.site.number)
         return count if mask is None else count * mask.astype(count.dtype)
 
-    def _cotangents(self, recording: Recording, members: Sequence[Member], side: int, budget: Budget) -> Factor:
+    def _cotangents(
+        self, recording: SiteRecords, members: Sequence[MatrixUse], side: int, budget: MemoryBudget
+    ) -> Factor:
         results = [result_of(recording, member) for member in members]
         masks = [self.masks.get(member.use.site.number) for member in members]
 
@@ -169,7 +175,7 @@ class Kronecker(Assignment):
 
         return summed(moment, (results, masks), self._chunk(recording, members, budget))
 
-    def _chunk(self, recording: Recording, members: Sequence[Member], budget: Budget) -> int:
+    def _chunk(self, recording: SiteRecords, members: Sequence[MatrixUse], budget: MemoryBudget) -> int:
         """Examples at a time, so that what is expanded for them (patches under a convolution) fits the budget."""
         groups, inputs, outputs = self.place.block
         each = groups * num_positions(recording, members) * (inputs + recording.num_cotangents * outputs)
@@ -194,7 +200,7 @@ def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:
 
 
 def _counts(
-    recording: Recording, view: View, member: Member, is_live: Bool[Array, "n t"], side: int
+    recording: SiteRecords, view: WeightFactors, member: MatrixUse, is_live: Bool[Array, "n t"], side: int
 ) -> tuple[Array, Factor]:
     """How many rows are read, and how often each: the second moment of rows of the identity."""
     rows = indices(member, operand_of(recording, member))

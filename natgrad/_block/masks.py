@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 
 from natgrad._block.weight_factors import Masks
 from natgrad._check import caller, is_concrete
-from natgrad._program.trace import Trace
+from natgrad._program.trace import Program
 from natgrad._tree import check_paths, fits, option_for
 from natgrad._uses.layers import Weight
 
@@ -66,7 +66,7 @@ def mask_outputs(masks: Mapping[str, Array], columns: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf * spread(leaf) if has(leaf) else leaf, columns)
 
 
-def masks_of(masks: Mapping[str, Array], weight: Weight, trace: Trace) -> Masks:
+def masks_of(masks: Mapping[str, Array], weight: Weight, trace: Program) -> Masks:
     """The mask of every use of a weight."""
     name = trace.names[weight.leaf]
     mask = option_for({key: mask for key, mask in masks.items() if key != OUTPUTS}, name)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from natgrad import _text
-from natgrad._block.base import AbstractBlock, Assignment
+from natgrad._block.base import AbstractBlock, AbstractEstimator
 from natgrad._check import caller
-from natgrad._program.trace import Trace
-from natgrad._uses.parameter_uses import Route
+from natgrad._program.trace import Program
+from natgrad._uses.parameter_uses import ParameterUses
 
 
 class BlockReport(NamedTuple):
@@ -75,7 +75,10 @@ class StructureReport(Mapping[str, BlockReport]):
 
 
 def make_report(
-    trace: Trace, routes: Sequence[Route], assignments: Sequence[Assignment], blocks: Sequence[AbstractBlock]
+    trace: Program,
+    routes: Sequence[ParameterUses],
+    assignments: Sequence[AbstractEstimator],
+    blocks: Sequence[AbstractBlock],
 ) -> StructureReport:
     """`blocks` may be shapes."""
     rows = []

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from natgrad._block.base import AbstractBlock, Assignment, reciprocal, to_unit_diagonal
+from natgrad._block.base import AbstractBlock, AbstractEstimator, reciprocal, to_unit_diagonal
 from natgrad._block.eigen import EigenBlock
 from natgrad._point import statistics
 from natgrad._point.records import summed
 from natgrad._point.statistics import rows_of
-from natgrad._uses.layers import Units
-from natgrad._uses.parameter_uses import Route
+from natgrad._uses.layers import ScaleShift
+from natgrad._uses.parameter_uses import ParameterUses
 
 
 class DenseBlock(AbstractBlock):
@@ -81,10 +81,10 @@ class DiagonalBlock(AbstractBlock):
 
 
 @dataclass(frozen=True, eq=False)
-class Dense(Assignment):
+class DenseEstimator(AbstractEstimator):
     """The exact block of one parameter: second moments of the gradients of examples, which are formed."""
 
-    route: Route
+    route: ParameterUses
 
     @property
     def structure(self):
@@ -105,11 +105,11 @@ class Dense(Assignment):
 
 
 @dataclass(frozen=True, eq=False)
-class ScaleAndShift(Assignment):
+class ScaleShiftEstimator(AbstractEstimator):
     """The exact block of two, for the scale and the shift of every unit."""
 
-    units: Units
-    routes: tuple[Route, Route]
+    units: ScaleShift
+    routes: tuple[ParameterUses, ParameterUses]
 
     @property
     def structure(self):
@@ -133,10 +133,10 @@ class ScaleAndShift(Assignment):
 
 
 @dataclass(frozen=True, eq=False)
-class Diagonal(Assignment):
+class DiagonalEstimator(AbstractEstimator):
     """The exact diagonal: sums of squares of the gradients of examples."""
 
-    route: Route
+    route: ParameterUses
 
     @property
     def structure(self):
@@ -150,7 +150,7 @@ class Diagonal(Assignment):
 
 
 @dataclass(frozen=True, eq=False)
-class Zero(Assignment):
+class ZeroEstimator(AbstractEstimator):
     """Entries that no output depends on."""
 
     dtype: Any

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from natgrad import _tree
 from natgrad._block import damped, factor, stacks
 from natgrad._block.base import AbstractBlock, Eigen, reciprocal
-from natgrad._block.entries import Place
+from natgrad._block.entries import BlockEntries
 from natgrad._block.structure_report import StructureReport
 from natgrad._check import check_damping, public, real_array
 from natgrad._metric.base import AbstractMetric
@@ -25,7 +25,7 @@ class Blocks(eqx.Module):
     """Symmetric operators on parts of a tree, which together cover it once."""
 
     blocks: tuple[AbstractBlock, ...]
-    places: tuple[Place, ...] = eqx.field(static=True)
+    places: tuple[BlockEntries, ...] = eqx.field(static=True)
     structure: tuple = eqx.field(static=True)
 
     @public

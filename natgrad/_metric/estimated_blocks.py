@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
 from natgrad._block import stacks
-from natgrad._block.base import AbstractBlock, Assignment
-from natgrad._block.choose import Rules, check_rules, choose
-from natgrad._block.corrected import Corrected
+from natgrad._block.base import AbstractBlock, AbstractEstimator
+from natgrad._block.choose import BlockRules, check_rules, choose
+from natgrad._block.corrected import EigenvalueEstimator
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.factor import Factor
-from natgrad._block.kronecker import Kronecker, KroneckerBlock
+from natgrad._block.kronecker import KroneckerBlock, KroneckerEstimator
 from natgrad._block.masks import check_mask, mask_outputs
 from natgrad._block.structure_report import make_report
 from natgrad._check import caller, is_concrete
@@ -35,7 +35,7 @@ from natgrad._types import Key, Output
 class Request(NamedTuple):
     """What `kfac` or `ekfac` was asked for, beyond the model and its data."""
 
-    rules: Rules
+    rules: BlockRules
     num_samples: int
     strict: bool
     in_axes: PyTree
@@ -119,7 +119,7 @@ class Batch(NamedTuple):
     columns: Output
     weights: Float[Array, " N"] | None = None
 
-    def corrected(self, assignments: list[Assignment], basis: BlockMetric | None) -> list[Assignment]:
+    def corrected(self, assignments: list[AbstractEstimator], basis: BlockMetric | None) -> list[AbstractEstimator]:
         """The assignments, with a basis for those whose eigenvalues are to be corrected."""
         wanted = [one for one in assignments if is_corrected(one)]
         if not wanted:
@@ -128,7 +128,7 @@ class Batch(NamedTuple):
         found = iter(bases(blocks))
         return [corrected(one, *next(found)) if is_corrected(one) else one for one in assignments]
 
-    def blocks(self, assignments: list[Assignment]) -> list[AbstractBlock]:
+    def blocks(self, assignments: list[AbstractEstimator]) -> list[AbstractBlock]:
         """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
         forward, columns = self.forward, self.columns
         recording = lambda part: replace(forward.pull(part, is_stacked=True).recording(), weights=self.weights)
@@ -144,7 +144,7 @@ class Batch(NamedTuple):
         inputs = [one.of_inputs(first, own, forward.budget) for one, own in zip(assignments, mean, strict=True)]
         return [one.block(*parts) for one, *parts in zip(assignments, inputs, mean, strict=True)]
 
-    def metric(self, assignments: list[Assignment], blocks: list[AbstractBlock]) -> BlockMetric:
+    def metric(self, assignments: list[AbstractEstimator], blocks: list[AbstractBlock]) -> BlockMetric:
         trace = self.forward.trace
         leaves, treedef = jax.tree.flatten(trace.params)
         operator = Blocks(tuple(blocks), tuple(one.place for one in assignments), (tuple(leaves), treedef))
@@ -152,16 +152,16 @@ class Batch(NamedTuple):
         return BlockMetric(operator, report, jnp.asarray(float(trace.num_examples)))
 
 
-def is_corrected(assignment: Assignment) -> bool:
-    return isinstance(assignment, Kronecker) and assignment.is_corrected
+def is_corrected(assignment: AbstractEstimator) -> bool:
+    return isinstance(assignment, KroneckerEstimator) and assignment.is_corrected
 
 
-def corrected(assignment: Any, inputs: Factor, outputs: Factor) -> Assignment:
+def corrected(assignment: Any, inputs: Factor, outputs: Factor) -> AbstractEstimator:
     """An assignment whose eigenvalues are corrected in a given basis."""
-    return Corrected(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
+    return EigenvalueEstimator(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
 
 
-def _given(basis: BlockMetric, assignments: Sequence[Assignment]) -> Sequence[AbstractBlock]:
+def _given(basis: BlockMetric, assignments: Sequence[AbstractEstimator]) -> Sequence[AbstractBlock]:
     """The blocks of a basis, if they are those that are wanted."""
     if not isinstance(basis, BlockMetric):
         raise TypeError(f"{caller()} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")

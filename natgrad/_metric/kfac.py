@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from natgrad._block.choose import Rules
+from natgrad._block.choose import BlockRules
 from natgrad._check import public
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.block_metric import BlockMetric
@@ -61,7 +61,7 @@ def kfac(
     - `in_axes`, `has_aux`, `check`, `budget`: as for `per_example`.
     """
     chosen = {} if structures is None else structures
-    rules = Rules("kronecker", sharing, bias, chosen, max_factor, oversized=oversized)
+    rules = BlockRules("kronecker", sharing, bias, chosen, max_factor, oversized=oversized)
     request = Request(rules, num_samples, strict, in_axes, has_aux, check, budget)
     return request.build(model, geometry, params, x, key, mask)
 
@@ -101,6 +101,6 @@ def ekfac(
     - Others as for `kfac`.
     """
     chosen = {} if structures is None else structures
-    rules = Rules("eigenvalue-corrected", sharing, bias, chosen, max_factor, oversized=oversized)
+    rules = BlockRules("eigenvalue-corrected", sharing, bias, chosen, max_factor, oversized=oversized)
     request = Request(rules, num_samples, strict, in_axes, has_aux, check, budget)
     return request.build(model, geometry, params, x, key, mask, basis)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from natgrad import _linalg
 from natgrad._types import Matrix
 
-Vector = Float[Array, " P"]
+Flat = Float[Array, " P"]
 Rows = Float[Array, "rows P"]
 
 
@@ -21,7 +21,7 @@ class AbstractPrecision(eqx.Module):
     $\Lambda \leftarrow \Lambda + A^\top A$, and steps are $\Lambda^{-1}g$."""
 
     @abstractmethod
-    def init(self, precision: Vector) -> PyTree:
+    def init(self, precision: Flat) -> PyTree:
         """The state for a diagonal precision."""
 
     @abstractmethod
@@ -31,7 +31,7 @@ class AbstractPrecision(eqx.Module):
     def grown(self, state: PyTree, rows: Rows) -> PyTree: ...
 
     @abstractmethod
-    def solve(self, state: PyTree, covector: Vector) -> Vector: ...
+    def solve(self, state: PyTree, covector: Flat) -> Flat: ...
 
     @abstractmethod
     def covariance(self, state: PyTree) -> Matrix:
@@ -94,7 +94,7 @@ class DiagonalPrecision(AbstractPrecision):
 class LowRankState(NamedTuple):
     r"""$\Lambda = \operatorname{diag}(d) + W^\top W$."""
 
-    diagonal: Vector
+    diagonal: Flat
     rows: Float[Array, "rank P"]
 
 

@@ -14,7 +14,7 @@ from natgrad._tree import check_paths, option_for
 from natgrad._types import Scalar
 
 
-class Added(NamedTuple):
+class DampingMatrix(NamedTuple):
     r"""The diagonal matrix $D$ that is added to a metric: `strength` times a number for every parameter, plus the `l2`
     coefficient of every parameter. With `is_relative` the first part is also multiplied by the diagonal of the metric.
     `sizes` are those of the parameters."""
@@ -56,7 +56,7 @@ class Added(NamedTuple):
         return jnp.concatenate([jnp.full(size, jnp.asarray(value, float)) for value, size in parts])
 
 
-class Outcome(NamedTuple):
+class Reduction(NamedTuple):
     """What came of a step. Decreases below `rounding` say nothing."""
 
     steps: Int[Array, ""]
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
     rounding: Scalar
 
     @classmethod
-    def of(cls, info: Info, steps: Int[Array, ""], rounding: Scalar) -> "Outcome":
+    def of(cls, info: Info, steps: Int[Array, ""], rounding: Scalar) -> "Reduction":
         return cls(steps, info.loss, info.loss_after, info.predicted_decrease, ~info.accepted, rounding)
 
 
@@ -100,7 +100,7 @@ class AbstractDamping(eqx.Module):
     @abstractmethod
     def strength(self, state: PyTree, steps: Int[Array, ""]) -> Any: ...
 
-    def update(self, state: PyTree, outcome: Outcome) -> PyTree:
+    def update(self, state: PyTree, outcome: Reduction) -> PyTree:
         del outcome
         return state
 
@@ -118,12 +118,14 @@ class AbstractDamping(eqx.Module):
         """Whether the mean eigenvalue of the metric is needed at the first step."""
         return False
 
-    def added(self, strength: Any, l2: tuple[float, ...], names: tuple[str, ...], sizes: tuple[int, ...]) -> Added:
+    def added(
+        self, strength: Any, l2: tuple[float, ...], names: tuple[str, ...], sizes: tuple[int, ...]
+    ) -> DampingMatrix:
         chosen = self.multipliers or {}
         check_paths(chosen, names, "multipliers")
         each = [option_for(chosen, name) for name in names]
         multipliers = tuple(1.0 if m is None else float(m) for m in each)
-        return Added(strength, multipliers, l2, self.shape == "diagonal", sizes)
+        return DampingMatrix(strength, multipliers, l2, self.shape == "diagonal", sizes)
 
 
 class ConstantDamping(AbstractDamping):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad._optimiser.info import STEP_RESULTS, Info, Quantity
-from natgrad._optimiser.momentum import Vector
+from natgrad._optimiser.momentum import Flat
 from natgrad._optimiser.step.base import Context, Proposal, dot
 from natgrad._optimiser.structure.base import Direction
 from natgrad._types import Scalar
@@ -71,8 +71,8 @@ class State(eqx.Module):
     damping: PyTree
     rule: PyTree
     # The last update, and the parameters and the update before it, to go back to; all as vectors.
-    last: Vector
-    before: tuple[Vector, Vector]
+    last: Flat
+    before: tuple[Flat, Flat]
     # How many steps were rejected without two in a row that were not, and whether the last one was.
     rejections: Int[Array, ""]
     was_rejected: Bool[Array, ""]
@@ -110,7 +110,7 @@ def conclude(
     strength: Any,
     forgotten: PyTree,
     max_rejections: int,
-) -> tuple[Vector, State, Info]:
+) -> tuple[Flat, State, Info]:
     """Take the step; or stay; or, where loss or gradient are not sound, go back to where the last step started. A batch
     on which no step can be taken says nothing of the last step.
 

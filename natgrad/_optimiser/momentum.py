@@ -7,13 +7,13 @@ from jaxtyping import Array, Float
 
 from natgrad._check import check_number, public
 
-Vector = Float[Array, " P"]
+Flat = Float[Array, " P"]
 
 
 class AbstractMomentum(eqx.Module):
     """How the last update enters the next one."""
 
-    def covector(self, gradient: Vector, last: Vector, added: Any) -> Vector:
+    def covector(self, gradient: Flat, last: Flat, added: Any) -> Flat:
         """What the metric is solved for, given what is added to every entry of its diagonal."""
         del last, added
         return gradient

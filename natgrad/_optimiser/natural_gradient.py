@@ -16,16 +16,16 @@ from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.running import RunningState
 from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_together, check_types
-from natgrad._optimiser.damping import AbstractDamping, ConstantDamping, LevenbergMarquardt, Outcome
+from natgrad._optimiser.damping import AbstractDamping, ConstantDamping, LevenbergMarquardt, Reduction
 from natgrad._optimiser.evaluation import Evaluation, Pass, evaluate, loss_and_gradient, loss_at, part_of
 from natgrad._optimiser.flax import register_with_flax
 from natgrad._optimiser.guard import History, Soundness, State, conclude
 from natgrad._optimiser.info import Info, Quantity
-from natgrad._optimiser.momentum import AbstractMomentum, Vector
+from natgrad._optimiser.momentum import AbstractMomentum, Flat
 from natgrad._optimiser.problem import Bound, as_terms, batches_of, has_weight, refuse_invalid
 from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot, scheduled
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
-from natgrad._optimiser.structure.base import AbstractStructure, Moment
+from natgrad._optimiser.structure.base import AbstractStructure, Schedule
 from natgrad._optimiser.structure.kfac import KFAC
 from natgrad._optimiser.trainable import check_trained, is_floating, partition, refuse_numbers, warn_of_unused
 from natgrad._point.probe import probe
@@ -175,7 +175,7 @@ class NaturalGradient:
 
     def _advance(
         self, params: PyTree, fixed: PyTree, given: PyTree | None, state: State, batch: Any, key: Key | None
-    ) -> tuple[Vector, Vector, State, Info]:
+    ) -> tuple[Flat, Flat, State, Info]:
         """The parameters before and after the step, as vectors, the new state, and what happened."""
         problem = self._bind(fixed, batch)
         evaluation = self._evaluate(problem, params, state.steps)
@@ -197,7 +197,7 @@ class NaturalGradient:
         soundness = Soundness(is_finite, is_valid, evaluation.is_coupled())
         is_suspicious = state.history.is_suspicious(loss) & ~state.was_rejected & soundness.is_usable
         is_good = soundness.is_sound & ~is_suspicious
-        moment = Moment(state.steps, state.was_rejected)
+        moment = Schedule(state.steps, state.was_rejected)
 
         solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_good)
         strengths, is_known = self._started(state, solver, evaluation, key, is_good)
@@ -239,7 +239,7 @@ class NaturalGradient:
             forgotten=self.rule.rejected(state.rule),
             max_rejections=self.max_rejections,
         )
-        damping = self.damping.update(strengths, Outcome.of(info, state.steps, rounding))
+        damping = self.damping.update(strengths, Reduction.of(info, state.steps, rounding))
         is_told = is_known & soundness.is_usable
         damping = jax.tree.map(lambda new, old: jnp.where(is_told, new, old), damping, state.damping)
         aux = self._aux(eqx.combine(params, fixed), batch)
@@ -284,7 +284,7 @@ class NaturalGradient:
             proposal = proposal._replace(loss_after=known, is_accepted=is_accepted)
         return proposal, is_suspicious & state.history.is_far_above(context.loss, before)
 
-    def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Vector:
+    def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Flat:
         return _tree.flatten(self.structure.diagonal(solver, evaluation.parts))[0]
 
     def _started(

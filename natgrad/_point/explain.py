@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from natgrad import _text
-from natgrad._point.rematerialised import Formed
+from natgrad._point.rematerialised import RematerialisedUse
 from natgrad._program.plan import Site
-from natgrad._program.trace import Trace
+from natgrad._program.trace import Program
 from natgrad._uses.base import Use
-from natgrad._uses.parameter_uses import Route, kind
+from natgrad._uses.parameter_uses import ParameterUses, kind
 
 
 class SiteReport(NamedTuple):
@@ -55,7 +55,9 @@ class Explanation(NamedTuple):
         )
 
 
-def explain(trace: Trace, routes: Sequence[Route], formed: Sequence[Formed], num_cotangents: int) -> Explanation:
+def explain(
+    trace: Program, routes: Sequence[ParameterUses], formed: Sequence[RematerialisedUse], num_cotangents: int
+) -> Explanation:
     in_backward = {one.site.number for one in formed}
     seen: set[Any] = set()
     sites = []
@@ -72,7 +74,7 @@ def explain(trace: Trace, routes: Sequence[Route], formed: Sequence[Formed], num
     return Explanation(tuple(sites), tuple(parameters))
 
 
-def _parameter(trace: Trace, route: Route, is_formed: bool) -> ParameterReport:
+def _parameter(trace: Program, route: ParameterUses, is_formed: bool) -> ParameterReport:
     if not route.uses:
         how, reason = "zero", "it is never used"
     elif not route.groups and route.acts_on_entries:
@@ -89,7 +91,7 @@ def _parameter(trace: Trace, route: Route, is_formed: bool) -> ParameterReport:
     return ParameterReport(trace.names[route.leaf], shape, len(route.uses), how, reason)
 
 
-def _numbers(trace: Trace, loops: tuple[int, ...], aval: Any) -> int:
+def _numbers(trace: Program, loops: tuple[int, ...], aval: Any) -> int:
     """Bytes of a value for the whole batch."""
     steps = math.prod(trace.lengths[loop] for loop in loops)
     return trace.num_examples * steps * math.prod(aval.shape) * aval.dtype.itemsize
@@ -99,7 +101,7 @@ def _rules(site: Site) -> str:
     return ", ".join(dict.fromkeys(kind(Use(site, operand)) for operand in site.meeting))
 
 
-def _names(trace: Trace, site: Site) -> tuple[str, ...]:
+def _names(trace: Program, site: Site) -> tuple[str, ...]:
     leaves = {leaf for operand in site.meeting for leaf in Use(site, operand).value.leaves}
     return tuple(trace.names[leaf] for leaf in sorted(leaves))
 

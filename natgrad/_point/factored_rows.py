@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from natgrad._point.records import Budget, products, stacked, summed
+from natgrad._point.records import MemoryBudget, products, stacked, summed
 from natgrad._point.rows import AbstractRows
 
 
@@ -76,7 +76,7 @@ class FactoredRows(AbstractRows):
             return stacked(rows, self.data, budget.chunk(count, row_bytes + self.expanded_bytes()))
         return self._gram_by_inputs(budget)
 
-    def _squared_norms_by_pairs(self, budget: Budget) -> Float[Array, "n c"]:
+    def _squared_norms_by_pairs(self, budget: MemoryBudget) -> Float[Array, "n c"]:
         """Squared norms through products of positions."""
 
         def norms(part):
@@ -88,7 +88,7 @@ class FactoredRows(AbstractRows):
         pairs = self.itemsize * groups * positions**2 * (1 + 2 * self.num_cotangents)
         return stacked(norms, self.data, budget.chunk(self.num_examples, pairs + self.expanded_bytes()))
 
-    def _gram_by_inputs(self, budget: Budget) -> Float[Array, "n c n c"]:
+    def _gram_by_inputs(self, budget: MemoryBudget) -> Float[Array, "n c n c"]:
         """Gradients of all examples are formed for some inputs at a time, and multiplied."""
         a, h = self.expand(self.data)
         rows, groups, *_ = a.shape
@@ -122,7 +122,7 @@ class FactoredRows(AbstractRows):
         """Cotangents are told apart again where `expand` has turned them into examples."""
         return rows.reshape(-1, self.num_cotangents)
 
-    def _forming_chunk(self, budget: Budget) -> int:
+    def _forming_chunk(self, budget: MemoryBudget) -> int:
         formed = self.size * self.num_cotangents
         return budget.chunk(self.num_examples, self.itemsize * formed + self.expanded_bytes(), formed)
 

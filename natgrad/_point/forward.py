@@ -11,22 +11,22 @@ from jaxtyping import PyTree
 from natgrad._check import caller, require
 from natgrad._model import coupling_message, differing, finite
 from natgrad._point.per_example import PerExample
-from natgrad._point.records import Budget
+from natgrad._point.records import MemoryBudget
 from natgrad._point.rematerialised import formed_in_backward
-from natgrad._program.trace import Tapped, Trace, tapped, tapped_with_derivative, trace_example
+from natgrad._program.trace import Program, TappedRun, tapped, tapped_with_derivative, trace_example
 from natgrad._types import Output
-from natgrad._uses.parameter_uses import Route, find_route, uses_of
+from natgrad._uses.parameter_uses import ParameterUses, find_route, uses_of
 
 
 class Forward(NamedTuple):
     """A model after its forward pass. Cotangents may be chosen in view of the outputs `z`, and several times."""
 
-    trace: Trace
-    routes: tuple[Route, ...]
+    trace: Program
+    routes: tuple[ParameterUses, ...]
     leaves: list[Any]
     x: PyTree
-    run: Tapped
-    budget: Budget
+    run: TappedRun
+    budget: MemoryBudget
     # Raises while the program runs if the outputs are not those of the batch.
     guard: Callable[[list[Any]], list[Any]] | None = None
 
@@ -70,20 +70,20 @@ def forward_pass(
 
 
 def forward_with_derivative(
-    trace: Trace, leaves: list[Any], x: PyTree, budget: int = 2**26
+    trace: Program, leaves: list[Any], x: PyTree, budget: int = 2**26
 ) -> tuple[Forward, Callable[[PyTree], Output]]:
     """A forward pass, and from the same run the map from a change of the parameters to that of the outputs."""
     run, push = tapped_with_derivative(trace, leaves, x)
     return _forward(trace, leaves, x, run, budget), push
 
 
-def traced(model, params, x, in_axes, budget: int) -> tuple[Trace, list[Any]]:
+def traced(model, params, x, in_axes, budget: int) -> tuple[Program, list[Any]]:
     if budget < 1:
         raise ValueError(f"{caller()} needs a `budget` of at least one byte, but got {budget}.")
     trace = trace_example(model, params, x, in_axes)
     return trace, [jnp.asarray(leaf) for leaf in trace.leaves(params, x)]
 
 
-def _forward(trace: Trace, leaves: list[Any], x: PyTree, run: Tapped, budget: int) -> Forward:
+def _forward(trace: Program, leaves: list[Any], x: PyTree, run: TappedRun, budget: int) -> Forward:
     routes = tuple(find_route(uses_of(trace.sites, leaf), leaf, trace.lengths) for leaf in range(len(trace.names)))
-    return Forward(trace, routes, leaves, x, run, Budget(budget))
+    return Forward(trace, routes, leaves, x, run, MemoryBudget(budget))

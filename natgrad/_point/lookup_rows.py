@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from natgrad._point.factored_rows import FactoredRows
-from natgrad._point.records import Budget, stacked
+from natgrad._point.records import MemoryBudget, stacked
 from natgrad._point.rows import AbstractRows
 
 
@@ -81,7 +81,7 @@ class LookupRows(AbstractRows):
         data = (self.indices, self.cotangents)
         return data if self.others is None else (*data, self.others.data)
 
-    def _chunk(self, budget: Budget) -> int:
+    def _chunk(self, budget: MemoryBudget) -> int:
         count, columns, positions, width = self.cotangents.shape
         numbers = positions**2 + 2 * columns * positions * width
         others = self.others.expanded_bytes() if self.others is not None else 0

@@ -12,13 +12,13 @@ from natgrad import _tree
 from natgrad._model import check_structure
 from natgrad._point import statistics
 from natgrad._point.explain import Explanation, explain
-from natgrad._point.records import Budget, Recording, stacked
-from natgrad._point.rematerialised import Formed, Statistic, form_all
+from natgrad._point.records import MemoryBudget, SiteRecords, stacked
+from natgrad._point.rematerialised import RematerialisedUse, Statistic, form_all
 from natgrad._point.statistics import rows_of, use_factors
-from natgrad._program.trace import Trace
+from natgrad._program.trace import Program
 from natgrad._program.values import evaluate
 from natgrad._uses.base import Use, local, local_vjp
-from natgrad._uses.parameter_uses import Route
+from natgrad._uses.parameter_uses import ParameterUses
 
 
 class SiteFactors(NamedTuple):
@@ -45,10 +45,10 @@ class PerExample(eqx.Module):
     output_cotangents: list[Array]
     records: list[Array]
     cotangents: dict[int, list[Array]]
-    trace: Trace = eqx.field(static=True)
-    routes: tuple[Route, ...] = eqx.field(static=True)
-    formed: tuple[Formed, ...] = eqx.field(static=True)
-    budget: Budget = eqx.field(static=True)
+    trace: Program = eqx.field(static=True)
+    routes: tuple[ParameterUses, ...] = eqx.field(static=True)
+    formed: tuple[RematerialisedUse, ...] = eqx.field(static=True)
+    budget: MemoryBudget = eqx.field(static=True)
     is_stacked: bool = eqx.field(static=True)
 
     def gradient(self) -> PyTree:
@@ -89,7 +89,7 @@ class PerExample(eqx.Module):
         recording = self.recording()
         count = len(range(*examples.indices(self._shape[0])))
 
-        def of(route: Route) -> Array:
+        def of(route: ParameterUses) -> Array:
             leaf = self.leaves[route.leaf]
             # Not every model runs on no examples at all.
             if not route.uses or not count:
@@ -180,17 +180,17 @@ class PerExample(eqx.Module):
         parts += [jnp.sum(total.reshape(-1, *total.shape[len(one.site.loops) :]), axis=0) for one, total in formed]
         return _tree.sum_leaves(parts) if parts else jnp.zeros(shape, self._dtype)
 
-    def _visit(self, statistic: Statistic) -> tuple[Recording, list[tuple[Formed, Array]]]:
+    def _visit(self, statistic: Statistic) -> tuple[SiteRecords, list[tuple[RematerialisedUse, Array]]]:
         """The recording, without those sites at which the statistic is formed in the backward pass."""
         if not self.formed:
             return self.recording(), []
         first = [u[0] for u in self.output_cotangents]
         return form_all(self.trace, self.formed, self.leaves, self.x, first, statistic, self.budget)
 
-    def recording(self) -> Recording:
+    def recording(self) -> SiteRecords:
         free = self.trace.free_values(self.leaves)
         records = dict(zip(self.trace.recorded(), self.records, strict=True))
-        return Recording(self.leaves, free, records, self.cotangents, self.trace.lengths)
+        return SiteRecords(self.leaves, free, records, self.cotangents, self.trace.lengths)
 
     @property
     def _shape(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from natgrad import _tree
 from natgrad._check import caller, is_concrete, require
 from natgrad._model import WithoutAux, coupling_message, differing, finite, of_params
 from natgrad._point.forward import forward_with_derivative
-from natgrad._program.trace import Trace, trace_example
+from natgrad._program.trace import Program, trace_example
 from natgrad._types import Output, Scalar
 
 # How far gradients may be apart, in roots of the machine epsilon: sums over examples in another order, and kinks that
@@ -57,7 +57,7 @@ def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> 
     return False
 
 
-def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, *, needs_finite: bool = True) -> None:
+def probe(model: Callable, trace: Program, params: PyTree, x: PyTree, *, needs_finite: bool = True) -> None:
     """Compare the gradients of examples with that of the batch, and refuse a model for which they differ."""
     random = np.random.default_rng(0)
     like = lambda struct: random.normal(size=struct.shape).astype(struct.dtype)
@@ -73,7 +73,9 @@ def probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, *, needs_fin
     _judge(found, trace)
 
 
-def _probe(model: Callable, trace: Trace, params: PyTree, x: PyTree, u: Output, weights: Array, v: PyTree) -> Findings:
+def _probe(
+    model: Callable, trace: Program, params: PyTree, x: PyTree, u: Output, weights: Array, v: PyTree
+) -> Findings:
     z, pull = jax.vjp(_of_batch(model, x), params)
     weigh = lambda u: u * weights.reshape(-1, *(1,) * (u.ndim - 1)).astype(u.dtype)
     weighed = jax.tree.map(weigh, u)
@@ -113,7 +115,7 @@ def _norm(x: Array) -> Scalar:
     return scale * jnp.sqrt(jnp.sum((wide / scale) ** 2))
 
 
-def _judge(found: Findings, trace: Trace) -> None:
+def _judge(found: Findings, trace: Program) -> None:
     if found.are_coupled.any():
         raise ValueError(coupling_message(trace.coupling, np.flatnonzero(found.are_coupled)))
     epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((trace.outputs, trace.params))]

@@ -14,7 +14,7 @@ from natgrad._uses.base import Use, spread
 
 
 @dataclass(frozen=True)
-class Recording:
+class SiteRecords:
     """The parameters, the free values made of them, the recorded values with the examples in front, and the cotangents
     of the sites' results, with the examples and then the cotangents of each example in front. Where examples count
     differently, `weights` says how much each does among inputs; cotangents have the roots of them already."""
@@ -50,7 +50,7 @@ class Recording:
 CACHED = 2**16
 
 
-class Budget(NamedTuple):
+class MemoryBudget(NamedTuple):
     """How many bytes may be in flight at once, beyond what a gradient needs."""
 
     bytes: int = 2**26

@@ -14,20 +14,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from natgrad._point.records import Budget, Recording
+from natgrad._point.records import MemoryBudget, SiteRecords
 from natgrad._program.plan import Site
-from natgrad._program.trace import Trace, add_taps, visited
+from natgrad._program.trace import Program, add_taps, visited
 from natgrad._program.values import Constant, Dependent, Free, Leaf, Result, Slice, results
 from natgrad._uses.base import Use
-from natgrad._uses.copies import CopyOf, copy_of, leaf_of, source
-from natgrad._uses.parameter_uses import Route, find_route
+from natgrad._uses.copies import EntryCopy, copy_of, leaf_of, source
+from natgrad._uses.parameter_uses import ParameterUses, find_route
 
 # From a recording of one site at one step, its route and the budget, to what is added up over sites.
-Statistic = Callable[[Recording, Route, Budget], jax.Array]
+Statistic = Callable[[SiteRecords, ParameterUses, MemoryBudget], jax.Array]
 
 
 @dataclass(frozen=True, eq=False)
-class Formed:
+class RematerialisedUse:
     """A parameter whose statistics are formed in the backward pass, at its one site.
 
     `alone` is the site as it is at one step of its loops, and `route` leads from it to `root`, what that step sees of
@@ -36,12 +36,12 @@ class Formed:
     leaf: int
     site: Site
     alone: Site
-    route: Route
+    route: ParameterUses
     root: Free
-    copy: CopyOf
+    copy: EntryCopy
 
 
-def formed_in_backward(route: Route, lengths: dict[int, int]) -> Formed | None:
+def formed_in_backward(route: ParameterUses, lengths: dict[int, int]) -> RematerialisedUse | None:
     """A route as one whose statistics are formed in the backward pass: for a single use under `jax.checkpoint`, in
     loops whose every step has its own part of the parameter. `None` for other routes."""
     if len(route.uses) != 1 or not route.uses[0].site.is_rematerialised or route.uses[0].loop_axes[1]:
@@ -61,10 +61,10 @@ def formed_in_backward(route: Route, lengths: dict[int, int]) -> Formed | None:
     if value is None or inner is None or inner.is_scaled:
         return None
     alone = _alone(use, value)
-    return Formed(route.leaf, use.site, alone, find_route([Use(alone, use.operand)], 0, {}), root, copy)
+    return RematerialisedUse(route.leaf, use.site, alone, find_route([Use(alone, use.operand)], 0, {}), root, copy)
 
 
-def form(formed: Formed, statistic: Statistic, budget: Budget) -> Callable:
+def form(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget) -> Callable:
     """The equation of a site with two more operands in front: one whose cotangent is the statistic, and one that
     differs between examples even if the others do not, so that the batch is always seen."""
     site = formed.alone
@@ -91,7 +91,7 @@ def form(formed: Formed, statistic: Statistic, budget: Budget) -> Callable:
             for x, value, needed in zip(kept, site.operands, is_needed, strict=True)
         ]
         _, pull = jax.vjp(equation, *operands)
-        recording = Recording(
+        recording = SiteRecords(
             [jnp.zeros(formed.root.aval.shape, formed.root.aval.dtype)],
             {v: x for v, x in zip(site.operands, operands, strict=True) if isinstance(v, Free)},
             {v: x for v, x in zip(site.operands, operands, strict=True) if isinstance(v, Dependent)},
@@ -167,14 +167,14 @@ def _alone(use: Use, value: Free) -> Site:
 
 
 def form_all(
-    trace: Trace,
-    formed: Sequence[Formed],
+    trace: Program,
+    formed: Sequence[RematerialisedUse],
     leaves: list[Any],
     x: PyTree,
     cotangents: list[Any],
     statistic: Statistic,
-    budget: Budget,
-) -> tuple[Recording, list[tuple[Formed, Any]]]:
+    budget: MemoryBudget,
+) -> tuple[SiteRecords, list[tuple[RematerialisedUse, Any]]]:
     """A forward and a backward pass that forms the statistic at some sites, with the axes of their loops in front, and
     records the others."""
     by_site = {one.site.number: one for one in formed}
@@ -196,11 +196,11 @@ def form_all(
     run = visited(trace, leaves, x, inputs, mapped, probe, others)
     pulled = run.pull(cotangents)
     at_others = {site.number: [h[:, None] for h in pulled[site.number]] for site in others}
-    recording = Recording(leaves, trace.free_values(leaves), run.records, at_others, trace.lengths)
+    recording = SiteRecords(leaves, trace.free_values(leaves), run.records, at_others, trace.lengths)
     return recording, [(one, pulled[number][0]) for number, one in by_site.items()]
 
 
-def _shape(formed: Formed, statistic: Statistic, budget: Budget, count: int) -> Any:
+def _shape(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget, count: int) -> Any:
     """The shape and dtype of a statistic at one site and one step."""
     site, root = formed.alone, formed.root.aval
     struct = lambda aval, *lead: jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype)
@@ -210,7 +210,7 @@ def _shape(formed: Formed, statistic: Statistic, budget: Budget, count: int) -> 
     def of(leaf, free_values, records, cotangents):
         named = dict(zip(free, free_values, strict=True))
         at = dict(zip(dependent, records, strict=True))
-        return statistic(Recording([leaf], named, at, {site.number: cotangents}, {}), formed.route, budget)
+        return statistic(SiteRecords([leaf], named, at, {site.number: cotangents}, {}), formed.route, budget)
 
     return jax.eval_shape(
         of,

@@ -12,22 +12,22 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from natgrad._point.records import Budget, products, stacked, summed
+from natgrad._point.records import MemoryBudget, products, stacked, summed
 
 
 class AbstractRows(abc.ABC):
     r"""The gradients $g_i$ of a batch with respect to one parameter: a row for every example and cotangent."""
 
     @abc.abstractmethod
-    def power_sum(self, power: int, budget: Budget) -> Float[Array, "..."]:
+    def power_sum(self, power: int, budget: MemoryBudget) -> Float[Array, "..."]:
         r"""$\sum_i g_i^p$ for an even power, entry by entry."""
 
     @abc.abstractmethod
-    def squared_norms(self, budget: Budget) -> Float[Array, "n c"]:
+    def squared_norms(self, budget: MemoryBudget) -> Float[Array, "n c"]:
         r"""$|g_i|^2$."""
 
     @abc.abstractmethod
-    def gram(self, budget: Budget) -> Float[Array, "n c n c"]:
+    def gram(self, budget: MemoryBudget) -> Float[Array, "n c n c"]:
         r"""$\langle g_i, g_j\rangle$ for all pairs of rows."""
 
 
@@ -62,7 +62,7 @@ class DenseRows(AbstractRows):
 
         return stacked(against_all, self.data, chunk)
 
-    def chunk(self, budget: Budget) -> int:
+    def chunk(self, budget: MemoryBudget) -> int:
         return budget.chunk(self.num_examples, self.bytes_each)
 
 

@@ -9,16 +9,16 @@ from jaxtyping import Array, Float
 from natgrad import _tree
 from natgrad._point.factored_rows import FactoredRows
 from natgrad._point.lookup_rows import LookupRows
-from natgrad._point.records import Budget, Recording
+from natgrad._point.records import MemoryBudget, SiteRecords
 from natgrad._point.rows import AbstractRows, DenseRows
 from natgrad._program.values import evaluate
 from natgrad._uses.base import Use, local, local_vjp
-from natgrad._uses.copies import CopyOf
-from natgrad._uses.normal_form import Layout, LookupLayout
-from natgrad._uses.parameter_uses import Group, Member, Route
+from natgrad._uses.copies import EntryCopy
+from natgrad._uses.normal_form import LookupForm, NormalForm
+from natgrad._uses.parameter_uses import MatrixUse, ParameterUses, UseGroup
 
 
-def factors_of(recording: Recording, group: Group) -> FactoredRows:
+def factors_of(recording: SiteRecords, group: UseGroup) -> FactoredRows:
     """All uses of a group as one, with their positions one after the other."""
     data = [
         (recording.operand(member.use, member.layout.input), recording.cotangents[member.use.site.number][0])
@@ -44,11 +44,11 @@ def factors_of(recording: Recording, group: Group) -> FactoredRows:
     return FactoredRows(data, expand, recording.num_examples, recording.num_cotangents, shape, a.dtype.itemsize)
 
 
-def lookups_of(recording: Recording, group: Group) -> LookupRows:
+def lookups_of(recording: SiteRecords, group: UseGroup) -> LookupRows:
     """All look-ups of a group as one."""
     indices, cotangents = [], []
     for member in group.lookups:
-        assert isinstance(member.layout, LookupLayout)
+        assert isinstance(member.layout, LookupForm)
         indices.append(jax.vmap(member.layout.indices)(recording.operand(member.use, member.layout.input)))
         h = recording.cotangents[member.use.site.number][0]
         cotangents.append(_tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(h)))
@@ -59,7 +59,7 @@ def lookups_of(recording: Recording, group: Group) -> LookupRows:
     return LookupRows(index, h, num_rows, factors_of(recording, group) if group.members else None)
 
 
-def rows_of(recording: Recording, route: Route) -> DenseRows:
+def rows_of(recording: SiteRecords, route: ParameterUses) -> DenseRows:
     """The gradients of examples, by the local derivative of every site the parameter takes part in."""
     leaf = recording.leaves[route.leaf]
     values = list(dict.fromkeys(use.value for use in route.uses))
@@ -92,14 +92,14 @@ def rows_of(recording: Recording, route: Route) -> DenseRows:
     return DenseRows(data, jax.vmap(gradients), recording.num_examples, columns, bytes_each)
 
 
-def use_factors(recording: Recording, member: Member) -> tuple[Any, Any]:
+def use_factors(recording: SiteRecords, member: MatrixUse) -> tuple[Any, Any]:
     """The inputs and cotangents of one use, for all examples."""
     inputs = recording.operand(member.use, member.layout.input)
     return _expanded(member, inputs, recording.cotangents[member.use.site.number][0])
 
 
-def _expanded(member: Member, inputs: Any, cotangents: Any) -> tuple[Any, Any]:
-    assert isinstance(member.layout, Layout)
+def _expanded(member: MatrixUse, inputs: Any, cotangents: Any) -> tuple[Any, Any]:
+    assert isinstance(member.layout, NormalForm)
     a = jax.vmap(member.layout.inputs)(inputs)
     h = jax.vmap(jax.vmap(member.layout.cotangents))(cotangents)
     return _tree.at_least_float32(a), _tree.at_least_float32(h)
@@ -112,7 +112,7 @@ def _unfold(a: Any, h: Any, is_swapped: bool) -> tuple[Any, Any]:
     return (h, a) if is_swapped else (a, h)
 
 
-def power_sum(recording: Recording, route: Route, budget: Budget, power: int) -> Float[Array, "..."]:
+def power_sum(recording: SiteRecords, route: ParameterUses, budget: MemoryBudget, power: int) -> Float[Array, "..."]:
     r"""$\sum_i g_i^p$ for an even power, entry by entry: an array like the parameter."""
     leaf = recording.leaves[route.leaf]
     if not route.uses:
@@ -126,24 +126,24 @@ def power_sum(recording: Recording, route: Route, budget: Budget, power: int) ->
     return _tree.sum_leaves(parts)
 
 
-def squared_norms(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c"]:
+def squared_norms(recording: SiteRecords, route: ParameterUses, budget: MemoryBudget) -> Float[Array, "n c"]:
     r"""$|g_i|^2$ with respect to the parameter."""
     return _tree.sum_leaves([rows.squared_norms(budget) for rows in _all_rows(recording, route)])
 
 
-def gram(recording: Recording, route: Route, budget: Budget) -> Float[Array, "n c n c"]:
+def gram(recording: SiteRecords, route: ParameterUses, budget: MemoryBudget) -> Float[Array, "n c n c"]:
     r"""$\langle g_i, g_j\rangle$ with respect to the parameter."""
     return _tree.sum_leaves([rows.gram(budget) for rows in _all_rows(recording, route)])
 
 
-def _all_rows(recording: Recording, route: Route) -> list[AbstractRows]:
+def _all_rows(recording: SiteRecords, route: ParameterUses) -> list[AbstractRows]:
     """The parts of a gradient whose inner products add up: in normal form, or else gradients that are formed."""
     if not _is_unmixed(route):
         return [rows_of(recording, route)]
     return [rows for group in route.groups for rows in _group_rows(recording, group)]
 
 
-def _group_rows(recording: Recording, group: Group) -> list[AbstractRows]:
+def _group_rows(recording: SiteRecords, group: UseGroup) -> list[AbstractRows]:
     rows: list[AbstractRows] = []
     if group.members:
         rows.append(factors_of(recording, group))
@@ -152,7 +152,7 @@ def _group_rows(recording: Recording, group: Group) -> list[AbstractRows]:
     return rows
 
 
-def _carried(recording: Recording, group: Group, powers: Float[Array, "g d o"], power: int) -> Array:
+def _carried(recording: SiteRecords, group: UseGroup, powers: Float[Array, "g d o"], power: int) -> Array:
     """Sums of powers in normal form, carried over to the parameter entry by entry."""
     copy, layout = group.reference.copy, group.reference.layout
     shape = recording.free[copy.value].shape
@@ -162,14 +162,14 @@ def _carried(recording: Recording, group: Group, powers: Float[Array, "g d o"], 
     return copy.collect(placed)
 
 
-def scale_of(recording: Recording, copy: CopyOf) -> Array:
+def scale_of(recording: SiteRecords, copy: EntryCopy) -> Array:
     """What each entry of a copy is multiplied by."""
     (at,) = evaluate([copy.origin], recording.leaves)
     value = lambda x: evaluate([copy.value], recording.leaves, {copy.origin: x})[0]
     return jax.jvp(value, (at,), (jnp.ones_like(at),))[1]
 
 
-def _is_unmixed(route: Route) -> bool:
+def _is_unmixed(route: ParameterUses) -> bool:
     """Whether inner products can be taken in the normal form: its entries are the parameter's, and as they are."""
     members = [member for group in route.groups for member in (*group.members, *group.lookups)]
     return bool(members) and not any(member.copy.is_scaled or member.copy.is_mixed for member in members)

@@ -25,7 +25,7 @@ CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 REMATERIALISED = {"checkpoint", "remat", "remat2"}
 
 
-class Program(NamedTuple):
+class ClosedJaxpr(NamedTuple):
     """A jaxpr, and the constants it has captured."""
 
     jaxpr: Any
@@ -35,7 +35,7 @@ class Program(NamedTuple):
 class ScanParts(NamedTuple):
     """A scan: its body takes and returns the carried values first, after the constants it is given."""
 
-    body: Program
+    body: ClosedJaxpr
     num_constants: int
     num_carried: int
     length: int
@@ -46,8 +46,8 @@ class ScanParts(NamedTuple):
 class WhileParts(NamedTuple):
     """A loop whose condition and body take the carried values after the constants they are given."""
 
-    condition: Program
-    body: Program
+    condition: ClosedJaxpr
+    body: ClosedJaxpr
     num_condition_constants: int
     num_body_constants: int
 
@@ -120,19 +120,19 @@ def _inner(eqn: Equation) -> list[Any]:
     return [part for part in parts if hasattr(part, "eqns")]
 
 
-def program(jaxpr: Any) -> Program:
+def program(jaxpr: Any) -> ClosedJaxpr:
     """A jaxpr with its constants, whether they are kept beside it or in it (JAX 0.12)."""
-    return Program(getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ())))
+    return ClosedJaxpr(getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ())))
 
 
-def call(eqn: Equation) -> Program | None:
+def call(eqn: Equation) -> ClosedJaxpr | None:
     """The program of a plain call, which may be inlined; `None` for other equations."""
     if name(eqn) not in CALLS:
         return None
     return program(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"])
 
 
-def called(eqn: Equation) -> Program | None:
+def called(eqn: Equation) -> ClosedJaxpr | None:
     """The program of a call of any kind, also with derivatives of its own or rematerialised."""
     if name(eqn) in CUSTOM:
         return program(eqn.params["call_jaxpr"] if "call_jaxpr" in eqn.params else eqn.params["fun_jaxpr"])
@@ -146,14 +146,14 @@ def while_loop(eqn: Equation) -> WhileParts | None:
     return WhileParts(program(p["cond_jaxpr"]), program(p["body_jaxpr"]), p["cond_nconsts"], p["body_nconsts"])
 
 
-def rematerialised(eqn: Equation) -> tuple[Program, dict] | None:
+def rematerialised(eqn: Equation) -> tuple[ClosedJaxpr, dict] | None:
     """The program inside a `jax.checkpoint`, and its options."""
     if name(eqn) not in REMATERIALISED:
         return None
     return program(eqn.params["jaxpr"]), {key: eqn.params[key] for key in ("policy", "prevent_cse")}
 
 
-def branches(eqn: Equation) -> list[Program] | None:
+def branches(eqn: Equation) -> list[ClosedJaxpr] | None:
     return [program(branch) for branch in eqn.params["branches"]] if name(eqn) == "cond" else None
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from natgrad._program import compat
-from natgrad._program.plan import Plan, Step
+from natgrad._program.plan import Instruction, Plan
 from natgrad._program.values import (
     Carried,
     Dependent,
@@ -100,7 +100,7 @@ class FreeScan:
 
 
 @dataclass(frozen=True, eq=False)
-class Remat(Step):
+class Remat(Instruction):
     """A part whose values are forgotten after the forward pass and computed again in the backward pass."""
 
     plan: Plan
@@ -117,7 +117,7 @@ class Remat(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Cond(Step):
+class Cond(Instruction):
     """A choice between plans. What the plans not taken would have recorded is zero where only products need it, and
     one elsewhere, where few derivatives are not finite: the cotangent is zero."""
 
@@ -150,7 +150,7 @@ class Cond(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Scan(Step):
+class Scan(Instruction):
     """A loop. Inputs of its sites and free values that change over it are scanned with the data."""
 
     plan: Plan

@@ -19,7 +19,7 @@ from natgrad._program.slices import SAME, Step, is_equal, keeps_slices
 Relation: TypeAlias = int | str
 
 
-def find_coupling(batch: compat.Program, single: compat.Program, axes: Sequence[int | None]) -> str:
+def find_coupling(batch: compat.ClosedJaxpr, single: compat.ClosedJaxpr, axes: Sequence[int | None]) -> str:
     """The primitive by which the program of a batch may couple examples; an empty string if it does not.
 
     `axes` are those of the examples in the inputs, `None` for inputs that examples share. In the outputs it must be the
@@ -30,7 +30,7 @@ def find_coupling(batch: compat.Program, single: compat.Program, axes: Sequence[
     return next((relation for relation in relations if isinstance(relation, str)), "output")
 
 
-def _program(batch: compat.Program, single: compat.Program, inputs: Sequence[Relation]) -> list[Relation]:
+def _program(batch: compat.ClosedJaxpr, single: compat.ClosedJaxpr, inputs: Sequence[Relation]) -> list[Relation]:
     """How the results of two programs relate, given how their inputs do."""
     ours, theirs = batch.jaxpr, single.jaxpr
     counts = [(len(p.jaxpr.eqns), len(p.constants), len(p.jaxpr.outvars)) for p in (batch, single)]
@@ -91,7 +91,9 @@ def _inner(a: compat.Equation, b: compat.Equation, operands: list[Relation]) -> 
     return None
 
 
-def _branches(ours: list[compat.Program], theirs: list[compat.Program], operands: list[Relation]) -> list[Relation]:
+def _branches(
+    ours: list[compat.ClosedJaxpr], theirs: list[compat.ClosedJaxpr], operands: list[Relation]
+) -> list[Relation]:
     """Coupled, unless all examples take the same branch."""
     if operands[0] != SAME or len(ours) != len(theirs):
         return ["cond"] * len(ours[0].jaxpr.outvars)

@@ -66,7 +66,7 @@ class Visit(NamedTuple):
     wanted: frozenset[Dependent]
 
 
-class Step:
+class Instruction:
     """One step of a plan: operands to outputs, with records of what was asked for."""
 
     operands: tuple[Value, ...]
@@ -83,7 +83,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Bind(Step):
+class PlainEquation(Instruction):
     """An equation in which no parameter meets the data."""
 
     eqn: compat.Equation
@@ -98,7 +98,7 @@ class Bind(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Meet(Step):
+class SiteEquation(Instruction):
     """A site."""
 
     site: Site
@@ -116,7 +116,7 @@ class Meet(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Copy(Step):
+class FreeCopy(Instruction):
     """A free value without a gradient, used as one that depends on the example."""
 
     operands: tuple[Value, ...]
@@ -132,7 +132,7 @@ class Plan:
 
     loops: tuple[int, ...]
     starts: tuple[Dependent, ...] = ()
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Instruction] = field(default_factory=list)
     ends: tuple[Value, ...] = ()
 
     def run(self, env: Environment, inputs: Inputs, visit: Visit) -> tuple[list[Any], list[Any]]:
@@ -147,7 +147,7 @@ class Plan:
 
     def sites(self) -> Iterator[Site]:
         for step in self.steps:
-            if isinstance(step, Meet):
+            if isinstance(step, SiteEquation):
                 yield step.site
             for plan in step.inner():
                 yield from plan.sites()

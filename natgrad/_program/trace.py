@@ -16,7 +16,7 @@ from natgrad._model import num_examples
 from natgrad._program import compat
 from natgrad._program.call import call_of, compare_programs, shape_of
 from natgrad._program.control_flow import plan_cond, plan_remat, plan_scan
-from natgrad._program.plan import Bind, Copy, Inputs, Meet, Plan, Site, Visit
+from natgrad._program.plan import FreeCopy, Inputs, PlainEquation, Plan, Site, SiteEquation, Visit
 from natgrad._program.values import Dependent, Free, Leaf, Value, constant, evaluate, is_floating, is_perturbed, results
 
 
@@ -41,7 +41,7 @@ class Planner:
         self.lengths[loop] = length
         return loop
 
-    def walk(self, plan: Plan, program: compat.Program, operands: Sequence[Value], scope: Scope) -> list[Value]:
+    def walk(self, plan: Plan, program: compat.ClosedJaxpr, operands: Sequence[Value], scope: Scope) -> list[Value]:
         """Add the equations of a program to a plan. Returns the program's results."""
         jaxpr = program.jaxpr
         env: dict[Any, Value] = dict(zip(jaxpr.constvars, map(constant, program.constants), strict=True))
@@ -57,7 +57,7 @@ class Planner:
             return value
         output = Dependent(value.aval, scope.loops, bool(value.leaves))
         site = self._site(None, [value], [value.aval], scope)
-        plan.steps.append(Meet(site, (output,)) if value.leaves else Copy((value,), (output,)))
+        plan.steps.append(SiteEquation(site, (output,)) if value.leaves else FreeCopy((value,), (output,)))
         return output
 
     def _equation(self, plan: Plan, eqn: compat.Equation, operands: list[Value], scope: Scope) -> Sequence[Value]:
@@ -77,9 +77,9 @@ class Planner:
             ):
                 if is_one(eqn) is not None and (planned := plan_it(self, plan, eqn, operands, scope)) is not None:
                     return planned
-            plan.steps.append(Meet(self._site(eqn, operands, avals, scope), outputs))
+            plan.steps.append(SiteEquation(self._site(eqn, operands, avals, scope), outputs))
         else:
-            plan.steps.append(Bind(eqn, tuple(operands), outputs))
+            plan.steps.append(PlainEquation(eqn, tuple(operands), outputs))
         return outputs
 
     def _site(self, eqn: compat.Equation | None, operands: Sequence[Value], avals: Sequence, scope: Scope) -> Site:
@@ -98,7 +98,7 @@ def shrinks(eqn: compat.Equation, operands: Sequence[Free]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Program:
     """A model as it acts on one example: its plan, the sites in it, where inputs and outputs go, the primitive by which
     the program of a batch may couple examples (an empty string if it cannot), and whether the model has captured
     nothing that is being traced.
@@ -157,7 +157,7 @@ class Trace:
         return [jnp.zeros((*lead, *aval.shape), aval.dtype) for aval in site.avals]
 
 
-class Tapped(NamedTuple):
+class TappedRun(NamedTuple):
     """A batch after its forward pass: the leaves of the outputs, the values recorded, and the map from cotangents of
     the outputs to the cotangents of what was passed in at the sites."""
 
@@ -166,13 +166,15 @@ class Tapped(NamedTuple):
     pull: Callable[[list[Any]], Inputs]
 
 
-def tapped(trace: Trace, leaves: list[Any], x: PyTree) -> Tapped:
+def tapped(trace: Program, leaves: list[Any], x: PyTree) -> TappedRun:
     """Run a batch with a zero added to every result of every site; the cotangent of that zero is the result's."""
     zeros = {site.number: trace.zeros(site) for site in trace.sites}
     return visited(trace, leaves, x, zeros, dict.fromkeys(zeros, 0), add_taps, trace.sites)
 
 
-def tapped_with_derivative(trace: Trace, leaves: list[Any], x: PyTree) -> tuple[Tapped, Callable[[PyTree], PyTree]]:
+def tapped_with_derivative(
+    trace: Program, leaves: list[Any], x: PyTree
+) -> tuple[TappedRun, Callable[[PyTree], PyTree]]:
     """As `tapped`, and from the same run the derivative of the outputs with respect to the parameters."""
     zeros = {site.number: trace.zeros(site) for site in trace.sites}
     visit = Visit(add_taps, frozenset(value for site in trace.sites for value in site.recorded))
@@ -188,12 +190,18 @@ def tapped_with_derivative(trace: Trace, leaves: list[Any], x: PyTree) -> tuple[
     def pull(cotangents: list[Any]) -> Inputs:
         return jax.linear_transpose(forward, params, zeros)(cotangents)[1]
 
-    return Tapped(z, named, pull), push
+    return TappedRun(z, named, pull), push
 
 
 def visited(
-    trace: Trace, leaves: list[Any], x: PyTree, inputs: Inputs, mapped: dict, probe: Callable, recorded: Iterable[Site]
-) -> Tapped:
+    trace: Program,
+    leaves: list[Any],
+    x: PyTree,
+    inputs: Inputs,
+    mapped: dict,
+    probe: Callable,
+    recorded: Iterable[Site],
+) -> TappedRun:
     """Run a batch with something passed in at every site, and record what the derivatives of some sites need.
 
     Parameters are differentiated too where rules ask what is perturbed, although their cotangents are not used."""
@@ -202,7 +210,7 @@ def visited(
     run = lambda inputs, params: trace.run([*params, *leaves[count:]], x, inputs, mapped, visit)
     z, pull, records = jax.vjp(run, inputs, leaves[:count], has_aux=True)
     named = dict(zip(trace.plan.recorded(visit.wanted), records, strict=True))
-    return Tapped(z, named, lambda cotangents: pull(cotangents)[0])
+    return TappedRun(z, named, lambda cotangents: pull(cotangents)[0])
 
 
 def add_taps(site: Site, operands: list[Any], taps: list[Any]) -> list[Any]:
@@ -212,7 +220,7 @@ def add_taps(site: Site, operands: list[Any], taps: list[Any]) -> list[Any]:
     return results
 
 
-def trace_example(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> Trace:
+def trace_example(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> Program:
     """Find where the parameters of a model meet the data of one example."""
     count = num_examples(x, in_axes)
     call = call_of(model, params, x, in_axes)
@@ -225,8 +233,8 @@ def trace_example(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -
 
 
 def _plan(
-    program: compat.Program, params: PyTree, shared: Sequence, axes: tuple, count: int, whole: PyTree, coupling: str
-) -> Trace:
+    program: compat.ClosedJaxpr, params: PyTree, shared: Sequence, axes: tuple, count: int, whole: PyTree, coupling: str
+) -> Program:
     num_params, num_leaves = len(jax.tree.leaves(params)), len(jax.tree.leaves(params)) + len(shared)
     variables = program.jaxpr.invars
     leaves = [
@@ -240,4 +248,4 @@ def _plan(
     sites = tuple(plan.sites())
     names, structs = _tree.names(params), _tree.structure(params)
     is_closed = is_concrete(program.constants)
-    return Trace(plan, sites, planner.lengths, axes, count, names, structs, whole, coupling, is_closed)
+    return Program(plan, sites, planner.lengths, axes, count, names, structs, whole, coupling, is_closed)

@@ -21,7 +21,7 @@ SCALED = {"mul", "div", "neg"}
 
 
 @dataclass(frozen=True, eq=False)
-class CopyOf:
+class EntryCopy:
     """A free value as a copy of one parameter (or of a slice of it, inside a scan).
 
     `is_scaled`: entries may be multiplied by something, and `is_uniform`: all by one number. `is_mixed`: there may be
@@ -87,7 +87,7 @@ class CopyOf:
         return (*(self.lengths[loop] for loop in value.loops), *value.aval.shape)
 
 
-def copy_of(value: Free, origin: Free, lengths: dict[int, int]) -> CopyOf | None:
+def copy_of(value: Free, origin: Free, lengths: dict[int, int]) -> EntryCopy | None:
     """How `value` copies `origin`; `None` if it is computed from it in some other way."""
     is_scaled, is_uniform, is_mixed, is_plain, current = False, True, False, True, value
     while current is not origin:
@@ -110,7 +110,7 @@ def copy_of(value: Free, origin: Free, lengths: dict[int, int]) -> CopyOf | None
         is_scaled |= name in SCALED or (name == "sub" and k == 1)
         is_mixed |= name in ("concatenate", "pad", "gather")
         current = inner
-    return CopyOf(value, origin, lengths, is_scaled, is_uniform, is_mixed, is_plain)
+    return EntryCopy(value, origin, lengths, is_scaled, is_uniform, is_mixed, is_plain)
 
 
 def leaf_of(value: Free, leaf: int) -> Free | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from natgrad._program import compat
 from natgrad._program.control_flow import Remat
-from natgrad._program.plan import Bind, Meet, Plan, Site, Step
+from natgrad._program.plan import Instruction, PlainEquation, Plan, Site, SiteEquation
 from natgrad._program.values import Dependent
 
 # Where sizes are equal; a broadcast may only add axes of size one then.
@@ -19,7 +19,7 @@ SUMS = {"add", "add_any"}
 ELEMENTWISE = {"mul", "div"}
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """A site whose result reaches a value, and what rearranges it on the way."""
 
     site: Site
@@ -47,11 +47,11 @@ class Source(NamedTuple):
         return np.asarray(places)
 
 
-class Flow:
+class DataFlow:
     """Where the values of a plan come from and how often they are used, inner plans included."""
 
     def __init__(self, plan: Plan):
-        self._producers: dict[Dependent, tuple[Step, int]] = {}
+        self._producers: dict[Dependent, tuple[Instruction, int]] = {}
         self._num_uses: Counter[Any] = Counter()
         self._read(plan)
 
@@ -63,7 +63,7 @@ class Flow:
                 self._read(inner)
         self._num_uses.update(plan.ends)
 
-    def sources(self, value: Any, *, is_scaled: bool = False) -> list[Source]:
+    def sources(self, value: Any, *, is_scaled: bool = False) -> list[Origin]:
         """The sites whose results reach `value`, in the order of the program. Whatever is added on the way, the
         cotangents of their results are those of the value, since they reach nothing else.
 
@@ -71,17 +71,17 @@ class Flow:
         may be repeated or used elsewhere, so that nothing is said of cotangents."""
         return sorted(self._back(value, (), is_scaled, set()), key=lambda source: source.site.number)
 
-    def _back(self, value: Any, after: tuple, is_scaled: bool, seen: set) -> Iterator[Source]:
+    def _back(self, value: Any, after: tuple, is_scaled: bool, seen: set) -> Iterator[Origin]:
         if value in seen or value not in self._producers or (self._num_uses[value] != 1 and not is_scaled):
             return
         seen.add(value)
         step, position = self._producers[value]
-        if isinstance(step, Meet):
+        if isinstance(step, SiteEquation):
             if len(step.outputs) == 1:
-                yield Source(step.site, after)
+                yield Origin(step.site, after)
             if step.site.primitive not in compat.SHIFTED:
                 return
-        elif not isinstance(step, Bind):
+        elif not isinstance(step, PlainEquation):
             if isinstance(step, Remat):
                 yield from self._back(step.plan.ends[position], after, is_scaled, seen)
             return
@@ -91,7 +91,7 @@ class Flow:
 
 def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence]]:
     """The operands of an equation whose entries are, or are added to, those of its result."""
-    eqn = step.eqn if isinstance(step, Bind) else step.site.eqn
+    eqn = step.eqn if isinstance(step, PlainEquation) else step.site.eqn
     name, shape = compat.name(eqn), step.outputs[0].aval.shape
     operands = [(k, value) for k, value in enumerate(step.operands) if isinstance(value, Dependent)]
     if name in compat.SAME:

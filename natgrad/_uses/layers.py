@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from natgrad._program.trace import Trace
+from natgrad._program.trace import Program
 from natgrad._uses import low_rank
 from natgrad._uses.base import Use
-from natgrad._uses.copies import CopyOf, copy_of, leaf_of
-from natgrad._uses.flow import SUMS, Flow, Source
-from natgrad._uses.parameter_uses import Group, Member, Route
+from natgrad._uses.copies import EntryCopy, copy_of, leaf_of
+from natgrad._uses.flow import SUMS, DataFlow, Origin
+from natgrad._uses.parameter_uses import MatrixUse, ParameterUses, UseGroup
 
 Numbers = np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class Rectangle:
     """The groups, inputs and outputs of a normal form that belong to a parameter."""
 
     groups: Numbers
@@ -29,26 +29,26 @@ class Selection:
 
 
 @dataclass(frozen=True, eq=False)
-class Added:
+class BiasUse:
     """A parameter, as it is added to the result of one use of a weight: a copy, perhaps times a number, or taken
     away."""
 
-    member: Member
-    copy: CopyOf
+    member: MatrixUse
+    copy: EntryCopy
     is_subtracted: bool
 
 
 @dataclass(frozen=True, eq=False)
-class Shift:
+class Bias:
     """A parameter that is added to the results of some uses of a weight. `entries` are the numbers of its entries, for
     every group and output."""
 
     leaf: int
-    added: tuple[Added, ...]
+    added: tuple[BiasUse, ...]
     entries: Numbers
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[MatrixUse, ...]:
         return tuple(one.member for one in self.added)
 
 
@@ -58,17 +58,17 @@ class Weight:
     these are all that the normal form has."""
 
     leaf: int
-    group: Group
+    group: UseGroup
     entries: Numbers
-    selection: Selection | None
-    biases: tuple[Shift, ...] = ()
+    selection: Rectangle | None
+    biases: tuple[Bias, ...] = ()
 
     @property
-    def upright(self) -> tuple[Member, ...]:
+    def upright(self) -> tuple[MatrixUse, ...]:
         return tuple(member for member in self.group.members if not member.is_swapped)
 
     @property
-    def swapped(self) -> tuple[Member, ...]:
+    def swapped(self) -> tuple[MatrixUse, ...]:
         return tuple(member for member in self.group.members if member.is_swapped)
 
     @property
@@ -78,7 +78,7 @@ class Weight:
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class ScaleShift:
     """A scale and a shift, with the numbers of their entries unit by unit."""
 
     scale: int
@@ -88,19 +88,19 @@ class Units:
 
 
 @dataclass(frozen=True, eq=False)
-class Rest:
+class OtherParameter:
     """A parameter that belongs to no layer, and why (no reason: it acts entry by entry, or not at all)."""
 
     leaf: int
     reason: str
 
 
-Layer = Weight | Units | Rest
+Layer = Weight | ScaleShift | OtherParameter
 
 
-def find_layers(trace: Trace, routes: Sequence[Route]) -> list[Layer]:
+def find_layers(trace: Program, routes: Sequence[ParameterUses]) -> list[Layer]:
     """The layers of a model. Every parameter is in one of them at least, with all its uses."""
-    flow = Flow(trace.plan)
+    flow = DataFlow(trace.plan)
     weights: list[Weight] = []
     reasons: dict[int, str] = {}
     for route in routes:
@@ -121,11 +121,11 @@ def find_layers(trace: Trace, routes: Sequence[Route]) -> list[Layer]:
     others = [route for route in others if route.leaf not in taken]
     units = _all_units(trace, flow, others)
     taken |= {leaf for one in units for leaf in (one.scale, one.shift)}
-    rest = [Rest(route.leaf, reasons.get(route.leaf, "")) for route in others if route.leaf not in taken]
+    rest = [OtherParameter(route.leaf, reasons.get(route.leaf, "")) for route in others if route.leaf not in taken]
     return [*weights, *units, *rest]
 
 
-def _weights(route: Route, lengths: dict[int, int]) -> list[Weight] | str:
+def _weights(route: ParameterUses, lengths: dict[int, int]) -> list[Weight] | str:
     """The matrices in a parameter, or why it has none (an empty reason: nothing of the kind is to be expected)."""
     if not route.groups:
         product = low_rank.group_of(route.uses, route.leaf, lengths)
@@ -152,20 +152,20 @@ def _weights(route: Route, lengths: dict[int, int]) -> list[Weight] | str:
     return found or "none of its entries is used"
 
 
-def _selection(entries: Numbers) -> Selection | None:
+def _selection(entries: Numbers) -> Rectangle | None:
     """The rectangle that holds the entries of a parameter (those not -1) and no others."""
     mine = entries >= 0
     groups, inputs, outputs = (np.flatnonzero(mine.any(axes)) for axes in ((1, 2), (0, 2), (0, 1)))
-    return Selection(groups, inputs, outputs) if mine[np.ix_(groups, inputs, outputs)].all() else None
+    return Rectangle(groups, inputs, outputs) if mine[np.ix_(groups, inputs, outputs)].all() else None
 
 
-def _shift(trace: Trace, flow: Flow, route: Route, weight: Weight) -> Shift | None:
+def _shift(trace: Program, flow: DataFlow, route: ParameterUses, weight: Weight) -> Bias | None:
     """The parameter as one that is added to results of a weight, if that is all it does."""
     if not route.uses or weight.group.lookups:
         return None
     if any(member.through is not None and member.through.is_output for member in weight.group.members):
         return None
-    added: list[Added] = []
+    added: list[BiasUse] = []
     entries = None
     for use in route.uses:
         is_sum = use.site.primitive in SUMS or (use.site.primitive == "sub" and use.operand == 1)
@@ -184,13 +184,13 @@ def _shift(trace: Trace, flow: Flow, route: Route, weight: Weight) -> Shift | No
         found = [(member, outputs) for member, outputs in found if outputs is not None and member not in taken]
         if not found or (entries is not None and not np.array_equal(entries, found[0][1])):
             return None
-        added.append(Added(found[0][0], copy, use.site.primitive == "sub"))
+        added.append(BiasUse(found[0][0], copy, use.site.primitive == "sub"))
         entries = found[0][1]
     assert entries is not None
-    return Shift(route.leaf, tuple(added), entries)
+    return Bias(route.leaf, tuple(added), entries)
 
 
-def _per_output(source: Source, member: Member, numbers: Numbers, selection: Selection | None) -> Numbers | None:
+def _per_output(source: Origin, member: MatrixUse, numbers: Numbers, selection: Rectangle | None) -> Numbers | None:
     """Which entry of a shift is added to each output of a use, if that is so at all positions, and no entry twice."""
     placed = np.asarray(member.layout.cotangents(source.carried_back(numbers)))
     first = placed[:, 0]
@@ -201,7 +201,7 @@ def _per_output(source: Source, member: Member, numbers: Numbers, selection: Sel
     return own if is_all and len(np.unique(own)) == own.size else None
 
 
-def _copied(trace: Trace, use: Use, leaf: int) -> tuple[CopyOf, Numbers] | None:
+def _copied(trace: Program, use: Use, leaf: int) -> tuple[EntryCopy, Numbers] | None:
     """The value of a use as a copy of a parameter, and for every entry of the result of its site (loops in front) the
     number of the parameter's entry that meets it, -1 for none."""
     origin = leaf_of(use.value, leaf)
@@ -217,7 +217,7 @@ def _copied(trace: Trace, use: Use, leaf: int) -> tuple[CopyOf, Numbers] | None:
     return copy, np.broadcast_to(placed, (*(trace.lengths[loop] for loop in loops), *shape))
 
 
-def _all_units(trace: Trace, flow: Flow, routes: Sequence[Route]) -> list[Units]:
+def _all_units(trace: Program, flow: DataFlow, routes: Sequence[ParameterUses]) -> list[ScaleShift]:
     """Pairs of a scale and a shift, each used once."""
     by_site = {route.uses[0].site: route for route in routes if len(route.uses) == 1}
     scales = {site: route for site, route in by_site.items() if site.primitive == "mul"}
@@ -238,10 +238,10 @@ def _all_units(trace: Trace, flow: Flow, routes: Sequence[Route]) -> list[Units]
     return found
 
 
-def _units(trace: Trace, scale: Route, shift: Route, source: Source) -> Units | None:
+def _units(trace: Program, scale: ParameterUses, shift: ParameterUses, source: Origin) -> ScaleShift | None:
     copies = [_copied(trace, route.uses[0], route.leaf) for route in (scale, shift)]
     if copies[0] is None or copies[1] is None:
         return None
     pairs = np.unique(np.stack([source.carried(copies[0][1]).reshape(-1), copies[1][1].reshape(-1)]), axis=1)
     is_one_to_one = all(len(np.unique(side)) == pairs.shape[1] for side in pairs)
-    return Units(scale.leaf, shift.leaf, pairs[0], pairs[1]) if is_one_to_one and pairs.min() >= 0 else None
+    return ScaleShift(scale.leaf, shift.leaf, pairs[0], pairs[1]) if is_one_to_one and pairs.min() >= 0 else None

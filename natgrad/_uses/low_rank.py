@@ -9,18 +9,18 @@ import numpy as np
 from natgrad._program import compat
 from natgrad._program.values import Free, Result, Slice
 from natgrad._uses.base import Use
-from natgrad._uses.copies import CopyOf, copy_of, leaf_of, source
-from natgrad._uses.normal_form import Layout, arrange
-from natgrad._uses.parameter_uses import Group, Member, layout_of
+from natgrad._uses.copies import EntryCopy, copy_of, leaf_of, source
+from natgrad._uses.normal_form import NormalForm, arrange
+from natgrad._uses.parameter_uses import MatrixUse, UseGroup, layout_of
 
 
 @dataclass(frozen=True, eq=False)
-class Through:
+class LowRankFactor:
     """The factors of a weight: a copy of the parameter, and the other. `order` sorts the axes of the other's value:
     loops, those that are summed, the others; `columns` says to which of the others each output (or input) of the weight
     belongs."""
 
-    own: CopyOf
+    own: EntryCopy
     factor: Free
     order: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     columns: np.ndarray
@@ -31,11 +31,11 @@ class Through:
         return arrange(value, *self.order)[:, :, self.columns]
 
 
-def seen_from(use: Use, leaf: int, lengths: dict[int, int]) -> tuple[Member, np.ndarray] | None:
+def seen_from(use: Use, leaf: int, lengths: dict[int, int]) -> tuple[MatrixUse, np.ndarray] | None:
     """A use of a weight as one of the parameter in it, with the numbers of the parameter's entries `gdo`; `None` if
     the weight is not a product with that parameter."""
     layout, product = layout_of(use), _product(use.value, leaf)
-    if product is None or not isinstance(layout, Layout):
+    if product is None or not isinstance(layout, NormalForm):
         return None
     copy = copy_of(use.value, product, lengths)
     place = source(product, frozenset([leaf]))
@@ -59,14 +59,14 @@ def seen_from(use: Use, leaf: int, lengths: dict[int, int]) -> tuple[Member, np.
     )
     own, others = (rows, columns) if place == 0 else (columns, rows)
     own_numbers = arrange(numbers, *order(place))
-    through = lambda columns, is_output: Through(inner, other, order(1 - place), columns, is_output)
+    through = lambda columns, is_output: LowRankFactor(inner, other, order(1 - place), columns, is_output)
     if _varies_along(own, 0) and _varies_along(others, 1):
         entries, how = own_numbers[:, :, own[:, 0]].swapaxes(1, 2), through(others[0], is_output=True)
     elif _varies_along(own, 1) and _varies_along(others, 0):
         entries, how = own_numbers[:, :, own[0]], through(others[:, 0], is_output=False)
     else:
         return None
-    return Member(use, layout, copy, through=how), entries
+    return MatrixUse(use, layout, copy, through=how), entries
 
 
 def _product(value: Free, leaf: int) -> Result | None:
@@ -82,7 +82,7 @@ def _product(value: Free, leaf: int) -> Result | None:
     return value
 
 
-def _weight(copy: CopyOf, layout: Layout) -> np.ndarray | None:
+def _weight(copy: EntryCopy, layout: NormalForm) -> np.ndarray | None:
     """Which entry of the product each entry of the weight is, if that is the same in every group."""
     numbers = copy.index_map()
     if numbers is None:
@@ -99,7 +99,7 @@ def _varies_along(numbers: np.ndarray, axis: int) -> bool:
     return len(np.unique(line)) == line.size and bool(np.all(numbers == np.expand_dims(line, 1 - axis)))
 
 
-def group_of(uses: tuple[Use, ...], leaf: int, lengths: dict[int, int]) -> tuple[Group, np.ndarray] | None:
+def group_of(uses: tuple[Use, ...], leaf: int, lengths: dict[int, int]) -> tuple[UseGroup, np.ndarray] | None:
     """All uses of a parameter as factors of weights, if that is what they are, and its entries."""
     found = [seen_from(use, leaf, lengths) for use in uses]
     if not found or any(one is None for one in found):
@@ -107,4 +107,4 @@ def group_of(uses: tuple[Use, ...], leaf: int, lengths: dict[int, int]) -> tuple
     members, entries = zip(*(one for one in found if one is not None), strict=True)
     if any(not np.array_equal(entries[0], other) for other in entries[1:]):
         return None
-    return Group(members, ()), entries[0]
+    return UseGroup(members, ()), entries[0]

@@ -12,7 +12,7 @@ from natgrad._program import compat
 from natgrad._uses.base import Use
 
 
-class Layout(NamedTuple):
+class NormalForm(NamedTuple):
     r"""How to see one use of a weight as $y_{gto} = \sum_d a_{gtd}\,w_{gdo}$, so that its gradient for one example is
     $\sum_t a_{gtd}\,h_{gto}$ with the cotangent $h$ of $y$.
 
@@ -37,7 +37,7 @@ def shifted(axes: Sequence[int], by: int) -> tuple[int, ...]:
     return tuple(axis + by for axis in axes)
 
 
-def dense_form(use: Use) -> Layout | None:
+def dense_form(use: Use) -> NormalForm | None:
     parts = compat.dot(use.site.eqn) if use.site.eqn is not None else None
     if parts is None:
         return None
@@ -54,7 +54,7 @@ def dense_form(use: Use) -> Layout | None:
     at = lambda axes: shifted(axes, loops)
     at_own = lambda axes: shifted(axes, own)
 
-    return Layout(
+    return NormalForm(
         other,
         lambda x: arrange(x, groups + at(parts.mapped[other]), shared + at(free[other]), at(parts.contracted[other])),
         lambda h: arrange(h, groups + at(range(num_mapped)), shared + at(positions), at(outputs)),
@@ -65,7 +65,7 @@ def dense_form(use: Use) -> Layout | None:
     )
 
 
-def convolution_form(use: Use) -> Layout | None:
+def convolution_form(use: Use) -> NormalForm | None:
     eqn = use.site.eqn
     parts = compat.convolution(eqn) if eqn is not None else None
     if eqn is None or parts is None or use.operand != 1 or parts.batch_groups != 1:
@@ -104,7 +104,7 @@ def convolution_form(use: Use) -> Layout | None:
         w = w.reshape(*w.shape[:own], parts.feature_groups, -1, w.shape[own + 1], *window)
         return arrange(w, range(own + 1), (*shifted(space, own + 3), own + 2), (own + 1,))
 
-    return Layout(0, inputs, cotangents, weight, (output[parts.output_axes[0]], *positions))
+    return NormalForm(0, inputs, cotangents, weight, (output[parts.output_axes[0]], *positions))
 
 
 def patches(x: Any, parts: compat.ConvolutionParts, window: tuple[int, ...], positions: tuple[int, ...]) -> Any:
@@ -129,7 +129,7 @@ def patches(x: Any, parts: compat.ConvolutionParts, window: tuple[int, ...], pos
     return seen.swapaxes(-3, -2)
 
 
-class LookupLayout(NamedTuple):
+class LookupForm(NamedTuple):
     r"""How to see one use of a table as reading rows: the gradient for one example has $\sum_{t: i_t = v} h_t$ in
     row $v$. An index that reads nothing is given as the number of rows."""
 
@@ -140,7 +140,7 @@ class LookupLayout(NamedTuple):
     places: tuple[int, ...]
 
 
-def lookup_form(use: Use) -> LookupLayout | None:
+def lookup_form(use: Use) -> LookupForm | None:
     eqn = use.site.eqn
     parts = compat.lookup(eqn) if eqn is not None else None
     groups, shared = use.loop_axes
@@ -156,7 +156,7 @@ def lookup_form(use: Use) -> LookupLayout | None:
             return jnp.where((rows >= 0) & (rows < num_rows), rows, num_rows)
         return jnp.clip(rows, 0, num_rows - 1)
 
-    return LookupLayout(
+    return LookupForm(
         1,
         indices,
         lambda h: arrange(h, (*shared, *shifted(places, loops)), shifted(parts.row_axes, loops)),

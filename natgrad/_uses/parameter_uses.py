@@ -10,18 +10,18 @@ import numpy as np
 from natgrad._program.plan import Site
 from natgrad._uses import normal_form
 from natgrad._uses.base import Use
-from natgrad._uses.copies import CopyOf, copy_of, leaf_of
-from natgrad._uses.normal_form import Layout, LookupLayout
+from natgrad._uses.copies import EntryCopy, copy_of, leaf_of
+from natgrad._uses.normal_form import LookupForm, NormalForm
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
+class MatrixUse:
     """A use in normal form. `is_swapped`: its weight is the transpose of the others' in its group. `through`: the
     other factor, where the weight is a product of the parameter with something else."""
 
     use: Use
-    layout: Layout | LookupLayout
-    copy: CopyOf
+    layout: NormalForm | LookupForm
+    copy: EntryCopy
     is_swapped: bool = False
     through: Any = None
 
@@ -32,30 +32,30 @@ class Member:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class UseGroup:
     """Uses of the same entries of a parameter, all seen in the same orientation.
 
     The positions of all of them together are the positions of the group, so that products between different uses
     are counted."""
 
-    members: tuple[Member, ...]
-    lookups: tuple[Member, ...]
+    members: tuple[MatrixUse, ...]
+    lookups: tuple[MatrixUse, ...]
 
     @property
-    def reference(self) -> Member:
+    def reference(self) -> MatrixUse:
         """The member whose orientation is the group's."""
         upright = (member for member in (*self.lookups, *self.members) if not member.is_swapped)
         return next(upright)
 
 
 @dataclass(frozen=True, eq=False)
-class Route:
+class ParameterUses:
     """The way to one parameter: through groups of uses in normal form, or, where there are none, by forming the
     gradient of every example, a few at a time, for the `reason` given."""
 
     leaf: int
     uses: tuple[Use, ...]
-    groups: tuple[Group, ...] = ()
+    groups: tuple[UseGroup, ...] = ()
     reason: str = ""
     kinds: tuple[str, ...] = ()
 
@@ -71,7 +71,7 @@ def uses_of(sites: Sequence[Site], leaf: int) -> list[Use]:
     return [use for use in uses if leaf in use.value.leaves]
 
 
-def find_route(uses: Sequence[Use], leaf: int, lengths: dict[int, int]) -> Route:
+def find_route(uses: Sequence[Use], leaf: int, lengths: dict[int, int]) -> ParameterUses:
     """The way to a parameter from all its uses."""
     uses = tuple(uses)
     kinds = tuple(kind(use) for use in uses)
@@ -79,17 +79,21 @@ def find_route(uses: Sequence[Use], leaf: int, lengths: dict[int, int]) -> Route
     for use in uses:
         layout = layout_of(use)
         if layout is None:
-            return Route(leaf, uses, (), f"used by `{use.site.primitive}`", kinds)
+            return ParameterUses(leaf, uses, (), f"used by `{use.site.primitive}`", kinds)
         origin = leaf_of(use.value, leaf)
         copy = copy_of(use.value, origin, lengths) if origin is not None else None
         if copy is None:
-            return Route(leaf, uses, (), "the weight is computed from the parameter, not copied", kinds)
-        members.append(Member(use, layout, copy))
+            return ParameterUses(leaf, uses, (), "the weight is computed from the parameter, not copied", kinds)
+        members.append(MatrixUse(use, layout, copy))
     groups = _grouped(members)
-    return Route(leaf, uses, (), groups, kinds) if isinstance(groups, str) else Route(leaf, uses, groups, "", kinds)
+    return (
+        ParameterUses(leaf, uses, (), groups, kinds)
+        if isinstance(groups, str)
+        else ParameterUses(leaf, uses, groups, "", kinds)
+    )
 
 
-def layout_of(use: Use) -> Layout | LookupLayout | None:
+def layout_of(use: Use) -> NormalForm | LookupForm | None:
     return normal_form.dense_form(use) or normal_form.convolution_form(use) or normal_form.lookup_form(use)
 
 
@@ -102,7 +106,7 @@ def kind(use: Use) -> str:
     return "lookup" if normal_form.lookup_form(use) is not None else "local"
 
 
-def _grouped(members: list[Member]) -> tuple[Group, ...] | str:
+def _grouped(members: list[MatrixUse]) -> tuple[UseGroup, ...] | str:
     """The uses of a parameter, sorted by the entries they use; or why that cannot be done."""
     if not members:
         return ()
@@ -114,7 +118,7 @@ def _grouped(members: list[Member]) -> tuple[Group, ...] | str:
     if any(m is None for m in maps):
         return "which entries are used is not known before the program runs"
     normal = [member.layout.weight(m) for member, m in zip(members, maps, strict=True)]
-    groups: list[list[tuple[Member, np.ndarray]]] = []
+    groups: list[list[tuple[MatrixUse, np.ndarray]]] = []
     is_taken = np.zeros(math.prod(members[0].copy.origin.aval.shape), bool)
     for member, m in zip(members, normal, strict=True):
         entries = m[m >= 0]
@@ -134,15 +138,15 @@ def _grouped(members: list[Member]) -> tuple[Group, ...] | str:
     return tuple(found)
 
 
-def _group(members: list) -> Group:
+def _group(members: list) -> UseGroup:
     """Members with their index maps, turned to the orientation of the first look-up, or of the first member."""
-    is_lookup = lambda member: isinstance(member.layout, LookupLayout)
+    is_lookup = lambda member: isinstance(member.layout, LookupForm)
     reference = next((m for member, m in members if is_lookup(member)), members[0][1])
     turned = [
-        Member(member.use, member.layout, member.copy, m is not None and not _is_same(reference, m))
+        MatrixUse(member.use, member.layout, member.copy, m is not None and not _is_same(reference, m))
         for member, m in members
     ]
-    return Group(tuple(m for m in turned if not is_lookup(m)), tuple(m for m in turned if is_lookup(m)))
+    return UseGroup(tuple(m for m in turned if not is_lookup(m)), tuple(m for m in turned if is_lookup(m)))
 
 
 def _is_same(a: np.ndarray, b: np.ndarray) -> bool:

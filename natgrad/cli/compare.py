@@ -8,7 +8,7 @@ from natgrad.cli import options
 from natgrad.cli.ending import Failure, finish, prepare, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
-from natgrad.experiment.compare import Budget
+from natgrad.experiment.compare import TrialBudget
 from natgrad.experiment.compare import compare as compare_methods
 from natgrad.experiment.document import document
 from natgrad.experiment.methods import METHODS
@@ -51,7 +51,7 @@ def compare(
     limit = steps if steps is not None or seconds is not None else loaded.problem.steps
     with Screen(show=not (quiet or as_json)) as screen:
         found = compare_methods(
-            loaded.problem, Budget(limit, seconds, start), methods=chosen, seed=seed, watch=screen.watch
+            loaded.problem, TrialBudget(limit, seconds, start), methods=chosen, seed=seed, watch=screen.watch
         )
     report = document(found, command="compare", imported=loaded.code, target=target_loss)
     finish(report, out, as_json=as_json, quiet=quiet)

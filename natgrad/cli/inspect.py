@@ -10,7 +10,7 @@ from natgrad.cli import options
 from natgrad.cli.ending import Failure, finish, prepare, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
-from natgrad.experiment.compare import Budget, Comparison, Progress
+from natgrad.experiment.compare import Comparison, Progress, TrialBudget
 from natgrad.experiment.document import document
 from natgrad.experiment.examination import Examination
 from natgrad.experiment.methods import NATURAL
@@ -52,7 +52,7 @@ def inspect(
             screen.watch(Progress("geometry of the checkpoint", 0.5))
             step, params = trained
             examination.look(f"after {step:,} steps" if step else "at the checkpoint", step, params)
-    budget, spent = Budget(None, None, start), time.perf_counter() - start
+    budget, spent = TrialBudget(None, None, start), time.perf_counter() - start
     found = Comparison(loaded.problem, budget, seed, [], examination.geometry(), "complete", spent)
     finish(document(found, command="inspect", imported=loaded.code), out, as_json=as_json, quiet=quiet)
 

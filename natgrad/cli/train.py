@@ -10,7 +10,7 @@ from natgrad.cli import options
 from natgrad.cli.ending import Failure, finish, prepare, reported
 from natgrad.cli.loading import TableOptions, load
 from natgrad.cli.screen import Screen
-from natgrad.experiment.compare import Budget
+from natgrad.experiment.compare import TrialBudget
 from natgrad.experiment.document import document
 from natgrad.experiment.methods import NATURAL, Natural
 from natgrad.experiment.training import Folder, described
@@ -57,7 +57,7 @@ def train(
         found = train_method(
             loaded.problem,
             method,
-            Budget(limit, seconds, start),
+            TrialBudget(limit, seconds, start),
             folder,
             seed=seed,
             checkpoint_every=checkpoint_every,

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 
 from natgrad._problem import Problem
-from natgrad.experiment.examination import Examination, Geometry
+from natgrad.experiment.examination import Examination, GeometryReport
 from natgrad.experiment.methods import METHODS, AbstractMethod, Natural
-from natgrad.experiment.run import OutOfTime, Program, Run, Scorer, sound_scorer
+from natgrad.experiment.run import CompiledMethod, OutOfTime, Run, Scorer, sound_scorer
 
 # How many points a curve has, besides the first.
 ROUNDS = 50
@@ -21,7 +21,7 @@ EXTENSIONS = 4
 COMPILING, LOOKING, COMPILED, STEPPING = 0.5, 0.45, 0.65, 0.95
 
 
-class Budget(NamedTuple):
+class TrialBudget(NamedTuple):
     """How many steps every run may take, and how many seconds everything may take, compilation included."""
 
     steps: int | None
@@ -33,11 +33,11 @@ class Budget(NamedTuple):
         return math.inf if self.seconds is None else self.start + fraction * self.seconds
 
 
-class Outcome(NamedTuple):
+class MethodRuns(NamedTuple):
     """What came of a method: its runs, one for each of its settings; or why there are none."""
 
     method: AbstractMethod
-    program: Program | None
+    program: CompiledMethod | None
     runs: list[Run]
     status: str
     note: str
@@ -52,10 +52,10 @@ class Comparison(NamedTuple):
     """Everything that was found out."""
 
     problem: Problem
-    budget: Budget
+    budget: TrialBudget
     seed: int
-    outcomes: list[Outcome]
-    geometry: Geometry | None
+    outcomes: list[MethodRuns]
+    geometry: GeometryReport | None
     status: str
     seconds: float
 
@@ -69,7 +69,7 @@ class Progress(NamedTuple):
 
     stage: str
     done: float
-    outcome: Outcome | None = None
+    outcome: MethodRuns | None = None
 
 
 Watch = Callable[[Progress], None]
@@ -77,7 +77,7 @@ Watch = Callable[[Progress], None]
 
 def compare(
     problem: Problem,
-    budget: Budget,
+    budget: TrialBudget,
     *,
     methods: Sequence[AbstractMethod] = tuple(METHODS.values()),
     seed: int = 0,
@@ -85,7 +85,7 @@ def compare(
 ) -> Comparison:
     """Run every method with every one of its settings for the same budget, in turns, so that whatever else the machine
     does meets them all and an interruption leaves them equally far. Ctrl-C ends it early with what there is."""
-    found: dict[str, Outcome] = {}
+    found: dict[str, MethodRuns] = {}
     geometry, status = None, "complete"
     try:
         score = sound_scorer(problem)
@@ -102,14 +102,14 @@ def compare(
         status = "interrupted"
     for run in (run for each in found.values() for run in each.runs if not run.is_over):
         run.status = status
-    missing = lambda method: Outcome(method, None, [], "not run", "It was interrupted before its turn.")
+    missing = lambda method: MethodRuns(method, None, [], "not run", "It was interrupted before its turn.")
     outcomes = [found.get(method.name) or missing(method) for method in methods]
     return Comparison(problem, budget, seed, outcomes, geometry, status, time.perf_counter() - budget.start)
 
 
 def _prepared(
-    problem: Problem, budget: Budget, methods: Sequence[AbstractMethod], seed: int, watch: Watch
-) -> Iterator[Outcome]:
+    problem: Problem, budget: TrialBudget, methods: Sequence[AbstractMethod], seed: int, watch: Watch
+) -> Iterator[MethodRuns]:
     """Every method, compiled, as long as there is time: first one of each kind, then those that compile fast."""
     by_kind = sorted(methods, key=lambda each: each.kind)
     first = [
@@ -122,19 +122,19 @@ def _prepared(
         if refusal is None and time.perf_counter() + longest.get(method.kind, 0.0) > budget.until(COMPILING):
             refusal = "There was no time left to compile it."
         if refusal is not None:
-            yield Outcome(method, None, [], "not run", refusal)
+            yield MethodRuns(method, None, [], "not run", refusal)
             continue
         try:
-            program = Program.compiled(method, problem, seed, budget.until(COMPILED))
+            program = CompiledMethod.compiled(method, problem, seed, budget.until(COMPILED))
         except (OutOfTime, ValueError, TypeError, RuntimeError) as error:
-            yield Outcome(method, None, [], "not run" if isinstance(error, OutOfTime) else "failed", str(error))
+            yield MethodRuns(method, None, [], "not run" if isinstance(error, OutOfTime) else "failed", str(error))
             continue
         longest[method.kind] = max(program.seconds, longest.get(method.kind, 0.0))
         runs = [Run(program, tried, problem, seed) for tried in method.sweep]
-        yield Outcome(method, program, runs, "interrupted", program.note)
+        yield MethodRuns(method, program, runs, "interrupted", program.note)
 
 
-def _examined(problem: Problem, budget: Budget, outcomes: list[Outcome], watch: Watch) -> Examination | None:
+def _examined(problem: Problem, budget: TrialBudget, outcomes: list[MethodRuns], watch: Watch) -> Examination | None:
     if time.perf_counter() > budget.until(LOOKING) or not any(each.runs for each in outcomes):
         return None
     watch(Progress("geometry at the start", 0.0))
@@ -144,7 +144,7 @@ def _examined(problem: Problem, budget: Budget, outcomes: list[Outcome], watch: 
     return examination
 
 
-def _examine_best(examination: Examination, outcomes: list[Outcome], deadline: float) -> None:
+def _examine_best(examination: Examination, outcomes: list[MethodRuns], deadline: float) -> None:
     runs = [run for each in outcomes for run in each.runs if math.isfinite(run.lowest)]
     best = min(runs, key=lambda run: run.lowest, default=None)
     if best is not None and best.steps:
@@ -152,7 +152,9 @@ def _examine_best(examination: Examination, outcomes: list[Outcome], deadline: f
         examination.look(name, best.steps, best.params, deadline)
 
 
-def _raced(problem: Problem, budget: Budget, outcomes: list[Outcome], seed: int, score: Scorer, watch: Watch) -> str:
+def _raced(
+    problem: Problem, budget: TrialBudget, outcomes: list[MethodRuns], seed: int, score: Scorer, watch: Watch
+) -> str:
     """Take turns until all runs are over or the time is; then follow the best rates beyond the ends of their sweeps."""
     runs = [(each, run) for each in outcomes for run in each.runs]
     if not runs:
@@ -174,7 +176,7 @@ def _raced(problem: Problem, budget: Budget, outcomes: list[Outcome], seed: int,
     return "complete" if is_done else "out of time"
 
 
-def _extended(outcome: Outcome, problem: Problem, seed: int) -> Run | None:
+def _extended(outcome: MethodRuns, problem: Problem, seed: int) -> Run | None:
     """One more run, if the best one is at an end of the sweep."""
     best = outcome.best
     if best is None or outcome.program is None or len(outcome.runs) < 2:
@@ -190,11 +192,11 @@ def _extended(outcome: Outcome, problem: Problem, seed: int) -> Run | None:
 
 
 def _in_turns(
-    runs: list[tuple[Outcome, Run]],
-    budget: Budget,
+    runs: list[tuple[MethodRuns, Run]],
+    budget: TrialBudget,
     share: float,
     score: Scorer,
-    tell: Callable[[float, Outcome], None],
+    tell: Callable[[float, MethodRuns], None],
 ) -> bool:
     """Let every run use up its budget, in turns of a round's part of it; or stop at the end of the time."""
     for _, run in runs:
@@ -211,7 +213,7 @@ def _in_turns(
     return True
 
 
-def _advance(run: Run, fraction: float, budget: Budget, share: float) -> bool:
+def _advance(run: Run, fraction: float, budget: TrialBudget, share: float) -> bool:
     """Step until a fraction of its budget is used up, and say whether there was a step."""
     before = run.steps
     try:
@@ -223,7 +225,7 @@ def _advance(run: Run, fraction: float, budget: Budget, share: float) -> bool:
     return run.steps > before
 
 
-def _part(run: Run, budget: Budget, share: float) -> float:
+def _part(run: Run, budget: TrialBudget, share: float) -> float:
     """How much of its steps or of its share of the seconds a run has used."""
     by_steps = 0.0 if budget.steps is None else run.steps / budget.steps
     return max(by_steps, run.seconds / max(share, 1e-9))

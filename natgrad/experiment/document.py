@@ -10,8 +10,8 @@ import jax
 
 from natgrad._block.structure_report import BlockReport
 from natgrad._problem import Problem
-from natgrad.experiment.compare import Comparison, Outcome
-from natgrad.experiment.examination import Geometry
+from natgrad.experiment.compare import Comparison, MethodRuns
+from natgrad.experiment.examination import GeometryReport
 from natgrad.experiment.run import Run
 from natgrad.experiment.verdict import Target, contenders, recommendations, target_of, verdict
 
@@ -68,7 +68,7 @@ def _problem(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _method(outcome: Outcome, chosen: Run | None, goal: Target | None) -> dict[str, Any]:
+def _method(outcome: MethodRuns, chosen: Run | None, goal: Target | None) -> dict[str, Any]:
     run = outcome.best if chosen is None else chosen
     last = run.curve[-1] if run is not None and run.curve else None
     reached = None if run is None or goal is None or chosen is None else run.first_at(goal.loss)
@@ -92,7 +92,7 @@ def _method(outcome: Outcome, chosen: Run | None, goal: Target | None) -> dict[s
     }
 
 
-def _edge(outcome: Outcome, run: Run | None) -> str:
+def _edge(outcome: MethodRuns, run: Run | None) -> str:
     """A warning if the best setting is at an end of the sweep: a better one may lie beyond."""
     is_inside = run not in (outcome.runs[0], outcome.runs[-1]) if len(outcome.runs) > 1 else True
     if run is None or is_inside or math.isinf(run.lowest):
@@ -112,7 +112,7 @@ def _tried(run: Run) -> dict[str, Any]:
     }
 
 
-def _geometry(geometry: Geometry) -> dict[str, Any]:
+def _geometry(geometry: GeometryReport) -> dict[str, Any]:
     return {
         "points": [
             point._asdict() | {"condition": point.condition, "damping": damping}

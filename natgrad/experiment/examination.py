@@ -48,7 +48,7 @@ class Approximation(NamedTuple):
     note: str = ""
 
 
-class Geometry(NamedTuple):
+class GeometryReport(NamedTuple):
     """What was found at some points: spectra, and steps and how they were damped; and the block of every parameter."""
 
     points: list[SpectrumAt]
@@ -110,8 +110,8 @@ class Examination:
             compared.append(Approximation(name, structure, angle, length, predicted, actual, note))
         return compared
 
-    def geometry(self) -> Geometry:
-        return Geometry(*self._found, self._structure_report)
+    def geometry(self) -> GeometryReport:
+        return GeometryReport(*self._found, self._structure_report)
 
     def _trusted(self, params: PyTree, mean: float, deadline: float) -> tuple[float, PyTree | None]:
         """The least damping with which the exact step lowers the loss by half of what is predicted, and that step."""

@@ -14,7 +14,7 @@ from natgrad._problem import Problem, Score
 from natgrad.experiment.methods import AbstractMethod, Settings, with_warnings
 
 
-class Point(NamedTuple):
+class Reading(NamedTuple):
     """Where a run was: after how many steps and seconds of stepping, and how good."""
 
     step: int
@@ -34,7 +34,7 @@ class OutOfTime(TimeoutError):
     """A compilation did not end before its deadline. It goes on in its thread."""
 
 
-class Program(NamedTuple):
+class CompiledMethod(NamedTuple):
     """The compiled step of a method, the same for all its settings; the seconds that took; the size of its state in
     bytes; and what the library warned of."""
 
@@ -45,7 +45,9 @@ class Program(NamedTuple):
     note: str
 
     @classmethod
-    def compiled(cls, method: AbstractMethod, problem: Problem, seed: int, deadline: float = math.inf) -> "Program":
+    def compiled(
+        cls, method: AbstractMethod, problem: Problem, seed: int, deadline: float = math.inf
+    ) -> "CompiledMethod":
         start = time.perf_counter()
         state, note = with_warnings(lambda: method.init(problem, method.sweep[0], check=True))
 
@@ -85,11 +87,11 @@ def compiled_by(deadline: float, function: Any, *arguments: Any) -> Callable:
 class Run:
     """A method with one of its settings, under way."""
 
-    def __init__(self, program: Program, tried: Settings, problem: Problem, seed: int):
+    def __init__(self, program: CompiledMethod, tried: Settings, problem: Problem, seed: int):
         self.program, self.tried, self.problem, self.seed = program, tried, problem, seed
         self.params, self.state = problem.params, program.method.init(problem, tried)
         self.steps, self.seconds, self.status, self.note = 0, 0.0, "interrupted", ""
-        self.curve: list[Point] = []
+        self.curve: list[Reading] = []
 
     def advance(self) -> Any:
         """Take a step and return what it says of itself."""
@@ -101,12 +103,12 @@ class Run:
         self.params, self.state, self.steps = params, state, self.steps + 1
         return info
 
-    def look(self, score: Scorer) -> Point:
+    def look(self, score: Scorer) -> Reading:
         """Add a point to the curve. A run whose loss is not finite any more is over."""
         found = score(self.params)
         held_out = None if found.held_out_loss is None else float(found.held_out_loss)
         metrics = {name: float(value) for name, value in found.metrics.items()}
-        point = Point(self.steps, self.seconds, float(found.loss), held_out, metrics)
+        point = Reading(self.steps, self.seconds, float(found.loss), held_out, metrics)
         self.curve.append(point)
         if not math.isfinite(point.loss):
             self.status = "diverged"
@@ -124,11 +126,11 @@ class Run:
         return min((point.loss for point in self.curve if math.isfinite(point.loss)), default=math.inf)
 
     @property
-    def lowest_point(self) -> Point:
+    def lowest_point(self) -> Reading:
         """Where the loss was lowest."""
         return min((point for point in self.curve if math.isfinite(point.loss)), key=lambda point: point.loss)
 
-    def first_at(self, loss: float) -> Point | None:
+    def first_at(self, loss: float) -> Reading | None:
         """The first point of the curve at or below a loss."""
         return next((point for point in self.curve if point.loss <= loss), None)
 

@@ -18,10 +18,10 @@ from natgrad._files import write_whole
 from natgrad._optimiser.checkpoint import Checkpoints
 from natgrad._optimiser.info import STEP_RESULTS, Info
 from natgrad._problem import Problem
-from natgrad.experiment.compare import STEPPING, Budget, Comparison, Outcome, Progress, Watch
-from natgrad.experiment.examination import Examination, Geometry
+from natgrad.experiment.compare import STEPPING, Comparison, MethodRuns, Progress, TrialBudget, Watch
+from natgrad.experiment.examination import Examination, GeometryReport
 from natgrad.experiment.methods import Natural
-from natgrad.experiment.run import Point, Program, Run, Scorer, sound_scorer
+from natgrad.experiment.run import CompiledMethod, Reading, Run, Scorer, sound_scorer
 
 # What must be the same when a run is resumed, in words.
 COMPARED = {
@@ -116,7 +116,7 @@ Write = Callable[[dict[str, Any]], None]
 def train(
     problem: Problem,
     method: Natural,
-    budget: Budget,
+    budget: TrialBudget,
     folder: Folder,
     *,
     seed: int = 0,
@@ -130,8 +130,8 @@ def train(
     the log is also given to `write`."""
     watch(Progress(f"compiling {method.name}", 0.0))
     score = sound_scorer(problem)
-    run = Run(Program.compiled(method, problem, seed, budget.until(STEPPING)), {}, problem, seed)
-    outcome = Outcome(method, run.program, [run], "interrupted", run.program.note)
+    run = Run(CompiledMethod.compiled(method, problem, seed, budget.until(STEPPING)), {}, problem, seed)
+    outcome = MethodRuns(method, run.program, [run], "interrupted", run.program.note)
     write_whole(folder.log, "".join(json.dumps(line) + "\n" for line in _restore(run, folder)))
     period = checkpoint_every or max(1, (budget.steps or 1000) // CHECKPOINTS)
     geometry = None
@@ -160,7 +160,7 @@ def restored(problem: Problem, method: Natural, folder: Folder) -> tuple[int, An
     return step, params
 
 
-def _examined(problem: Problem, method: Natural, run: Run, budget: Budget, watch: Watch) -> Geometry | None:
+def _examined(problem: Problem, method: Natural, run: Run, budget: TrialBudget, watch: Watch) -> GeometryReport | None:
     if time.perf_counter() > budget.until(1.0) or run.status == "diverged":
         return None
     watch(Progress("geometry", 1.0))
@@ -170,7 +170,7 @@ def _examined(problem: Problem, method: Natural, run: Run, budget: Budget, watch
     return examination.geometry()
 
 
-def _stepped(run: Run, budget: Budget, score: Scorer) -> Iterator[dict[str, Any]]:
+def _stepped(run: Run, budget: TrialBudget, score: Scorer) -> Iterator[dict[str, Any]]:
     """Step to the end of the budget, looking at the run now and then."""
     steps = math.inf if budget.steps is None else budget.steps
     every = max(1, (budget.steps or 500) // POINTS)
@@ -184,13 +184,13 @@ def _stepped(run: Run, budget: Budget, score: Scorer) -> Iterator[dict[str, Any]
             run.status = "failed"
 
 
-def _ending(run: Run, budget: Budget) -> str:
+def _ending(run: Run, budget: TrialBudget) -> str:
     """How a run ended that went neither wrong nor was interrupted."""
     is_done = run.steps > 0 if budget.steps is None else run.steps >= budget.steps
     return "complete" if is_done else "out of time"
 
 
-def _line(run: Run, info: Info | None, point: Point | None) -> dict[str, Any]:
+def _line(run: Run, info: Info | None, point: Reading | None) -> dict[str, Any]:
     line: dict[str, Any] = {"step": run.steps, "seconds": run.seconds}
     if info is not None:
         line |= {name: _number(getattr(info, name)) for name in ("damping", "step_size")}
@@ -213,7 +213,7 @@ def _restore(run: Run, folder: Folder) -> list[dict[str, Any]]:
     for line in (line for line in lines if "loss" in line):
         is_lost = line["loss"] is None
         loss = math.nan if is_lost else line["loss"]
-        run.curve.append(Point(line["step"], line["seconds"], loss, line["held_out_loss"], line["metrics"]))
+        run.curve.append(Reading(line["step"], line["seconds"], loss, line["held_out_loss"], line["metrics"]))
         run.status = "diverged" if is_lost else run.status
     return lines
 
@@ -222,7 +222,7 @@ def _save(run: Run, folder: Folder) -> None:
     folder.checkpoints.save(run.steps, (run.params, run.state))
 
 
-def _done(run: Run, budget: Budget) -> float:
+def _done(run: Run, budget: TrialBudget) -> float:
     if budget.steps:
         return min(1.0, run.steps / budget.steps)
     whole = math.inf if budget.seconds is None else STEPPING * budget.seconds

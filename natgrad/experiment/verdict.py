@@ -4,8 +4,8 @@ import math
 from typing import NamedTuple
 
 from natgrad import _text
-from natgrad.experiment.compare import Comparison, Outcome
-from natgrad.experiment.run import Point, Run
+from natgrad.experiment.compare import Comparison, MethodRuns
+from natgrad.experiment.run import Reading, Run
 
 # Times that differ by less than this part are called equal.
 EQUAL = 0.1
@@ -23,9 +23,9 @@ class Target(NamedTuple):
 class Contender(NamedTuple):
     """A method with its best run, and where that reached the target, if it did."""
 
-    outcome: Outcome
+    outcome: MethodRuns
     run: Run
-    reached: Point | None
+    reached: Reading | None
 
     @property
     def name(self) -> str:
@@ -179,7 +179,7 @@ def _speed(each: Contender) -> tuple[float, float]:
     return (math.inf if each.reached is None else each.reached.seconds, each.run.lowest)
 
 
-def _path(point: Point) -> str:
+def _path(point: Reading) -> str:
     return f"{point.step:,} steps and {_text.duration(point.seconds)}"
 
 

@@ -8,21 +8,21 @@ import numpy as np
 from jaxtyping import Array, Float
 
 
-class Parts(NamedTuple):
+class Split(NamedTuple):
     """Which examples are trained on and which are held out."""
 
     training: np.ndarray
     held_out: np.ndarray
 
 
-def parted(count: int, fraction: float = 0.2, seed: int = 0) -> Parts:
+def parted(count: int, fraction: float = 0.2, seed: int = 0) -> Split:
     """Examples that are held out at random, at least one unless the fraction is zero."""
     order = np.random.default_rng(seed).permutation(count)
     size = max(1, round(fraction * count)) if fraction else 0
-    return Parts(np.sort(order[size:]), np.sort(order[:size]))
+    return Split(np.sort(order[size:]), np.sort(order[:size]))
 
 
-class Units(NamedTuple):
+class Scaling(NamedTuple):
     """The mean and the standard deviation of every column."""
 
     mean: Any
@@ -34,29 +34,29 @@ class Units(NamedTuple):
         return np.where(varies, (values - self.mean) / np.where(varies, self.deviation, 1), 0)
 
 
-def units(values: np.ndarray) -> Units:
+def units(values: np.ndarray) -> Scaling:
     # The computed deviation of equal numbers need not be zero.
     deviation = np.where(np.ptp(values, axis=0) > 0, values.std(axis=0), 0)
-    return Units(values.mean(axis=0), deviation)
+    return Scaling(values.mean(axis=0), deviation)
 
 
-Layer = dict[str, Float[Array, "..."]]
+LayerParams = dict[str, Float[Array, "..."]]
 
 
 def normal(random: np.random.Generator, shape: tuple[int, ...], deviation: float) -> Float[Array, "..."]:
     return jnp.asarray(deviation * random.standard_normal(shape), float)
 
 
-def layer(random: np.random.Generator, inputs: int, outputs: int) -> Layer:
+def layer(random: np.random.Generator, inputs: int, outputs: int) -> LayerParams:
     """Weights whose outputs vary as much as their inputs, and no bias."""
     return {"w": normal(random, (inputs, outputs), inputs**-0.5), "b": jnp.asarray(np.zeros(outputs), float)}
 
 
-def affine(layer: Layer, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
+def affine(layer: LayerParams, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
     return x @ layer["w"] + layer["b"]
 
 
-def perceptron(sizes: tuple[int, ...], seed: int, linear: tuple[int, ...] = ()) -> tuple[Callable, list[Layer]]:
+def perceptron(sizes: tuple[int, ...], seed: int, linear: tuple[int, ...] = ()) -> tuple[Callable, list[LayerParams]]:
     """Layers with tanh between them, except after those that are `linear`, and parameters for them."""
     last = len(sizes) - 2
 

@@ -18,7 +18,7 @@ import numpy as np
 FILL_IN = "Fill them in, or remove their rows."
 
 
-class Source(NamedTuple):
+class Table(NamedTuple):
     """What a file holds: inputs, rows by columns, and one number or one text a row as the target.
 
     `is_scaled` says that the inputs are in [0, 1] already, `left_out` what in the file was not used."""
@@ -105,7 +105,7 @@ def idx_array(raw: bytes, where: str) -> np.ndarray:
     return np.frombuffer(raw, dtype, math.prod(shape), start).reshape(shape)
 
 
-def read_idx(path: Path, target: str | None, ignore: Sequence[str]) -> Source:
+def read_idx(path: Path, target: str | None, ignore: Sequence[str]) -> Table:
     """Images of one file, scaled to [0, 1] if they are bytes, and the labels of another."""
     check_names(ignore, (), path)
     labels_path = label_file(path, target)
@@ -117,7 +117,7 @@ def read_idx(path: Path, target: str | None, ignore: Sequence[str]) -> Source:
         )
     is_scaled = images.dtype == np.uint8
     inputs = images.reshape(len(images), -1) / np.float32(255 if is_scaled else 1)
-    return Source(inputs, labels, labels_path.name, is_scaled=is_scaled)
+    return Table(inputs, labels, labels_path.name, is_scaled=is_scaled)
 
 
 def label_file(path: Path, target: str | None) -> Path:
@@ -133,7 +133,7 @@ def label_file(path: Path, target: str | None) -> Path:
     )
 
 
-def read_npz(path: Path, target: str | None, ignore: Sequence[str]) -> Source:
+def read_npz(path: Path, target: str | None, ignore: Sequence[str]) -> Table:
     """The array named by `target`, and as inputs all others of its length."""
     if not zipfile.is_zipfile(path):
         raise ValueError(f"`{path}` is not an archive of arrays. Write it with `np.savez(path, x=..., y=...)`.")
@@ -157,7 +157,7 @@ def read_npz(path: Path, target: str | None, ignore: Sequence[str]) -> Source:
     columns = [numeric(array, name, path, leave_out(name)) for name, array in inputs.items()]
     y = y.reshape(-1) if y.dtype.kind in "US" else numeric(y, target, path, FILL_IN)[:, 0].astype(y.dtype)
     x = np.concatenate(columns, axis=1) if columns else np.zeros((len(y), 0))
-    return Source(x, y, target, left_out=tuple(sorted(shapes.keys() - inputs.keys())))
+    return Table(x, y, target, left_out=tuple(sorted(shapes.keys() - inputs.keys())))
 
 
 def loaded(archive, name: str, path: Path) -> np.ndarray:
@@ -192,7 +192,7 @@ class Cells(NamedTuple):
     numbers: Sequence[int]
 
 
-def read_csv(path: Path, target: str | None, ignore: Sequence[str]) -> Source:
+def read_csv(path: Path, target: str | None, ignore: Sequence[str]) -> Table:
     """The column named by `target`, as numbers if it has no text, and as inputs all others."""
     cells = read_cells(path)
     target = check_name(target, list(cells.columns), path)
@@ -200,7 +200,7 @@ def read_csv(path: Path, target: str | None, ignore: Sequence[str]) -> Source:
     names = [name for name in cells.columns if name != target and name not in ignore]
     inputs = [numbers(cells, name, path, leave_out(name)) for name in names]
     y = labels(cells, target, path) if is_text(cells.columns[target]) else numbers(cells, target, path, FILL_IN)
-    return Source(np.stack(inputs, axis=1) if inputs else np.zeros((len(y), 0)), y, target)
+    return Table(np.stack(inputs, axis=1) if inputs else np.zeros((len(y), 0)), y, target)
 
 
 def read_cells(path: Path) -> Cells:

@@ -10,10 +10,10 @@ import numpy as np
 
 import natgrad as ng
 from natgrad._problem import Problem, explained_variance
-from natgrad.problems._perceptron import Parts, parted, perceptron, units
-from natgrad.problems._readers import Source, close, quoted, read_csv, read_idx, read_npz
+from natgrad.problems._perceptron import Split, parted, perceptron, units
+from natgrad.problems._readers import Table, close, quoted, read_csv, read_idx, read_npz
 
-READERS: dict[str, Callable[[Path, str | None, Sequence[str]], Source]] = {
+READERS: dict[str, Callable[[Path, str | None, Sequence[str]], Table]] = {
     r"\.csv(\.gz)?": read_csv,
     r"\.npz": read_npz,
     r"[-.]idx\d-ubyte(\.gz)?": read_idx,
@@ -93,7 +93,7 @@ def check_options(hidden: tuple[int, ...], held_out: float, task: Any) -> None:
         raise ValueError(f"`task` is {quoted(TASKS)}, or left out to be decided by the target, but got `{task}`.")
 
 
-def reader(path: Path) -> Callable[[Path, str | None, Sequence[str]], Source]:
+def reader(path: Path) -> Callable[[Path, str | None, Sequence[str]], Table]:
     """How to read a file that exists, by the end of its name."""
     if path.is_dir():
         raise ValueError(f"`{path}` is a folder. Name a file in it.")
@@ -110,7 +110,7 @@ def reader(path: Path) -> Callable[[Path, str | None, Sequence[str]], Source]:
     )
 
 
-def check_rows(source: Source, path: Path) -> None:
+def check_rows(source: Table, path: Path) -> None:
     rows, columns = source.inputs.shape
     if rows < MIN_ROWS:
         raise ValueError(f"`{path}` has {rows} rows of data, but at least {MIN_ROWS} are needed to train and to judge.")
@@ -118,7 +118,7 @@ def check_rows(source: Source, path: Path) -> None:
         raise ValueError(f"`{path}` has no inputs besides the target `{source.target_name}` and what is ignored.")
 
 
-def decided(source: Source, parts: Parts, task: str | None) -> Aim:
+def decided(source: Table, parts: Split, task: str | None) -> Aim:
     is_classification = looks_like_labels(source.target) if task is None else task == "classification"
     return classification(source) if is_classification else regression(source, parts)
 
@@ -133,7 +133,7 @@ def looks_like_labels(target: np.ndarray) -> bool:
     return few and (is_integer or bool(np.all(target == np.round(target))))
 
 
-def classification(source: Source) -> Aim:
+def classification(source: Table) -> Aim:
     classes, numbers = np.unique(source.target, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(
@@ -144,7 +144,7 @@ def classification(source: Source) -> Aim:
     return Aim(numbers.astype(np.int32), ng.Categorical(), len(classes), None, about)
 
 
-def regression(source: Source, parts: Parts) -> Aim:
+def regression(source: Table, parts: Split) -> Aim:
     if source.target.dtype.kind in "US":
         raise ValueError(
             f"The target `{source.target_name}` has text, such as `{source.target[0]}`, so that regression is not "
@@ -168,7 +168,7 @@ def regression(source: Source, parts: Parts) -> Aim:
     return Aim(target, ng.LeastSquares(), 1, metrics, about)
 
 
-def description(source: Source, parts: Parts, aim: Aim) -> str:
+def description(source: Table, parts: Split, aim: Aim) -> str:
     rows, columns = source.inputs.shape
     scale = "scaled to [0, 1]" if source.is_scaled else "standardised by the rows that are trained on"
     unused = f" Not used, for their lengths: {quoted(source.left_out)}." if source.left_out else ""

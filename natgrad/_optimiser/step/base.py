@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from natgrad._optimiser.evaluation import Evaluation
 from natgrad._optimiser.info import Quantity
-from natgrad._optimiser.momentum import AbstractMomentum, NoMomentum, Vector
+from natgrad._optimiser.momentum import AbstractMomentum, Flat, NoMomentum
 from natgrad._types import Scalar
 
 
@@ -19,31 +19,31 @@ class Context(NamedTuple):
     """What a step rule may look at: the point, the natural gradient (downhill) and the last update, all as vectors;
     what is added to the diagonal of the metric, in all and by `l2`; the problem; and what the rule remembers."""
 
-    params: Vector
+    params: Flat
     loss: Scalar
-    gradient: Vector
-    direction: Vector
-    last: Vector
+    gradient: Flat
+    direction: Flat
+    last: Flat
     momentum: Any
     steps: Int[Array, ""]
     added: Any
     penalties: Any
     evaluation: Evaluation
-    unflatten: Callable[[Vector], PyTree]
-    loss_at: Callable[[Vector], Scalar]
+    unflatten: Callable[[Flat], PyTree]
+    loss_at: Callable[[Flat], Scalar]
     memory: PyTree = ()
 
-    def update(self, step_size: Any, momentum: Any) -> Vector:
+    def update(self, step_size: Any, momentum: Any) -> Flat:
         """So much of the direction, and of the last update."""
         number = lambda value: jnp.asarray(value, self.direction.dtype)
         if isinstance(momentum, float) and momentum == 0:
             return number(step_size) * self.direction
         return number(step_size) * self.direction + number(momentum) * self.last
 
-    def divergence(self, params: Vector) -> Scalar:
+    def divergence(self, params: Flat) -> Scalar:
         return self.evaluation.divergence(self.unflatten(params))
 
-    def quadratic(self, *vectors: Vector) -> "Quadratic":
+    def quadratic(self, *vectors: Flat) -> "Quadratic":
         """The quadratic model of the loss on the span of some vectors, with the exact metric."""
         products = lambda diagonal: _products(vectors, diagonal).astype(self.loss.dtype)
         metric = self.evaluation.inner_products(vectors, self.unflatten).astype(self.loss.dtype)
@@ -55,7 +55,7 @@ def dot(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-def _products(vectors: Sequence[Vector], diagonal: Any) -> Float[Array, "k k"]:
+def _products(vectors: Sequence[Flat], diagonal: Any) -> Float[Array, "k k"]:
     r"""$u^\top D v$ for all pairs."""
     number = jnp.asarray(diagonal, vectors[0].dtype)
     weighed = lambda v: number * v if number.ndim else v
@@ -92,7 +92,7 @@ class Proposal(NamedTuple):
     """A step that a rule would take, what changes beside it without becoming momentum, and what to remember if it is
     taken. What is never computed is `None`; what is computed at some steps only, a `Quantity`."""
 
-    update: Vector
+    update: Flat
     step_size: Any
     momentum: Any
     is_accepted: Bool[Array, ""] | bool = True
@@ -108,7 +108,7 @@ class Proposal(NamedTuple):
 class AbstractStep(eqx.Module):
     """A rule for how far to go along the natural gradient."""
 
-    def init(self, params: Vector) -> PyTree:
+    def init(self, params: Flat) -> PyTree:
         """What the rule remembers before the first step."""
         del params
         return ()

@@ -3,7 +3,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from natgrad._check import check_number, public
-from natgrad._optimiser.momentum import Vector
+from natgrad._optimiser.momentum import Flat
 from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 from natgrad._types import Scalar
 
@@ -17,7 +17,7 @@ class Average(NamedTuple):
     """The running mean of natural gradients with the sum of its weights and its squared length; the running mean of how
     new batches agreed with it, with its weights; and the most that is believed of that."""
 
-    direction: Vector
+    direction: Flat
     weight: Scalar
     squared: Scalar
     agreement: Scalar

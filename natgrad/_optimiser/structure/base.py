@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad._check import check_number
-from natgrad._optimiser.damping import Added
+from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.evaluation import Part
 from natgrad._types import Key, Scalar
 
@@ -24,7 +24,7 @@ class Direction(NamedTuple):
     failures: Int[Array, ""]
 
 
-class Moment(NamedTuple):
+class Schedule(NamedTuple):
     """Where in the run a step is: how many there were, and whether the inverse has to be computed anew because the last
     step was rejected."""
 
@@ -56,12 +56,12 @@ class AbstractStructure(eqx.Module):
         return True
 
     @abstractmethod
-    def init(self, parts: Sequence[Part], key: Key | None, added: Added) -> PyTree:
+    def init(self, parts: Sequence[Part], key: Key | None, added: DampingMatrix) -> PyTree:
         """A state of the right shapes. Only these are used: a run starts from zeros."""
 
     @abstractmethod
     def update(
-        self, state: PyTree, parts: Sequence[Part], key: Key | None, moment: Moment, is_good: Bool[Array, ""]
+        self, state: PyTree, parts: Sequence[Part], key: Key | None, moment: Schedule, is_good: Bool[Array, ""]
     ) -> PyTree:
         """The state with what this step measures, if it is good."""
 
@@ -69,14 +69,14 @@ class AbstractStructure(eqx.Module):
     def mean_eigenvalue(self, state: PyTree, parts: Sequence[Part], key: Key | None) -> Scalar:
         """The trace of the metric over the number of entries of parameters that it depends on."""
 
-    def refresh(self, state: PyTree, added: Added, moment: Moment) -> PyTree:
+    def refresh(self, state: PyTree, added: DampingMatrix, moment: Schedule) -> PyTree:
         """The state with the inverse that this step is to use."""
         del added, moment
         return state
 
     @abstractmethod
     def direction(
-        self, state: PyTree, parts: Sequence[Part], covector: PyTree, added: Added
+        self, state: PyTree, parts: Sequence[Part], covector: PyTree, added: DampingMatrix
     ) -> tuple[Direction, PyTree]:
         """The solution, and the state after it."""
 
@@ -87,7 +87,7 @@ class AbstractStructure(eqx.Module):
     def inspect(self, state: PyTree) -> None:
         """Warn of what the shapes of a state reveal."""
 
-    def check(self, added: Added) -> None:
+    def check(self, added: DampingMatrix) -> None:
         """Refuse damping that this structure has no use for."""
 
 

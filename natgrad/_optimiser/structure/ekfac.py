@@ -4,10 +4,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad import _tree
-from natgrad._block.base import AbstractBlock, Assignment
-from natgrad._block.choose import Rules
+from natgrad._block.base import AbstractBlock, AbstractEstimator
+from natgrad._block.choose import BlockRules
 from natgrad._block.eigen import EigenBlock
-from natgrad._block.entries import Place
+from natgrad._block.entries import BlockEntries
 from natgrad._block.factor import Factor
 from natgrad._block.kronecker import KroneckerBlock
 from natgrad._check import public
@@ -51,7 +51,7 @@ class EKFAC(AbstractStructure):
     update_every: int
     part: float
     num_samples: int
-    rules: Rules
+    rules: BlockRules
 
     @public
     def __init__(
@@ -138,7 +138,7 @@ def _decomposed(metric: BlockMetric) -> BlockMetric:
     return BlockMetric(operator, metric.report(), metric.num_examples)
 
 
-def _in_basis(assignment: Assignment, basis: dict[Place, AbstractBlock]) -> Assignment:
+def _in_basis(assignment: AbstractEstimator, basis: dict[BlockEntries, AbstractBlock]) -> AbstractEstimator:
     block = basis.get(assignment.place)
     if not is_corrected(assignment) or not isinstance(block, EigenBlock):
         return assignment

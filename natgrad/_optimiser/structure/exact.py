@@ -13,7 +13,7 @@ from natgrad._metric.base import AbstractMetric, RescaledMetric, SumMetric
 from natgrad._metric.output import ExactOutputMetric, SameGeometry
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._optimiser.batch import weigh
-from natgrad._optimiser.damping import Added
+from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part, over_live
@@ -110,7 +110,7 @@ class Exact(AbstractStructure):
     def diagonal(self, state, parts):
         return metric_of(parts).diagonal()
 
-    def _scales(self, metric: AbstractMetric, added: Added) -> PyTree | None:
+    def _scales(self, metric: AbstractMetric, added: DampingMatrix) -> PyTree | None:
         """The units in which what is added is the identity, unless it is a multiple of it already."""
         if added.is_uniform:
             return None

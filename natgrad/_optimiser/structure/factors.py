@@ -9,17 +9,17 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from natgrad import _tree
-from natgrad._block.base import AbstractBlock, Assignment
-from natgrad._block.choose import Rules, check_rules, choose
+from natgrad._block.base import AbstractBlock, AbstractEstimator
+from natgrad._block.choose import BlockRules, check_rules, choose
 from natgrad._block.eigen import EigenBlock
-from natgrad._block.entries import Place
+from natgrad._block.entries import BlockEntries
 from natgrad._block.kronecker import KroneckerBlock, nearest
 from natgrad._block.structure_report import StructureReport
-from natgrad._block.unfactored import Zero
+from natgrad._block.unfactored import ZeroEstimator
 from natgrad._check import caller
 from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._metric.estimated_blocks import Batch
-from natgrad._optimiser.damping import Added
+from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.structure.cotangents import columns_of, weighed
 from natgrad._types import Key
@@ -29,17 +29,17 @@ class Measured(NamedTuple):
     """A part of a batch with the cotangents of its outputs, and the blocks to compute from them."""
 
     batch: Batch
-    assignments: list[Assignment]
+    assignments: list[AbstractEstimator]
 
 
-def make_rules(weights: str, options: Mapping[str, Any]) -> Rules:
+def make_rules(weights: str, options: Mapping[str, Any]) -> BlockRules:
     known = ["bias", "max_factor", "oversized", "sharing", "structures"]
     if unknown := sorted(set(options) - set(known)):
         raise TypeError(f"{caller()} takes {known} besides its own arguments, as `kfac` does, but got {unknown}.")
-    return check_rules(Rules(weights, **options))
+    return check_rules(BlockRules(weights, **options))
 
 
-def measure(parts: Sequence[Part], key: Key | None, rules: Rules, num_samples: int) -> list[Measured]:
+def measure(parts: Sequence[Part], key: Key | None, rules: BlockRules, num_samples: int) -> list[Measured]:
     """What blocks are computed from, for every part."""
     found = []
     for number, part in enumerate(parts):
@@ -55,11 +55,11 @@ def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlo
     metrics = [own.batch.metric(own.assignments, list(each)) for own, each in zip(measured, blocks, strict=True)]
     if len(metrics) == 1:
         return metrics[0]
-    by_place: dict[Place, list[AbstractBlock]] = {}
-    unused: dict[Place, AbstractBlock] = {}
+    by_place: dict[BlockEntries, list[AbstractBlock]] = {}
+    unused: dict[BlockEntries, AbstractBlock] = {}
     for own, each in zip(measured, blocks, strict=True):
         for assignment, block in zip(own.assignments, each, strict=True):
-            if isinstance(assignment, Zero):
+            if isinstance(assignment, ZeroEstimator):
                 unused[assignment.place] = block
             else:
                 by_place.setdefault(assignment.place, []).append(block)
@@ -82,7 +82,7 @@ def _reported(metrics: Sequence[BlockMetric]) -> StructureReport:
     return StructureReport(tuple(rows))
 
 
-def _check_cover(places: Mapping[Place, Any], metric: BlockMetric) -> None:
+def _check_cover(places: Mapping[BlockEntries, Any], metric: BlockMetric) -> None:
     """Refuse terms whose blocks overlap."""
     sizes = [_tree.size(leaf) for leaf in metric.operator.structure[0]]
     found = np.zeros(len(sizes), int)
@@ -105,7 +105,7 @@ def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
     return _tree.add(*blocks)
 
 
-def block_damping(metric: BlockMetric, added: Added) -> Float[Array, " blocks"]:
+def block_damping(metric: BlockMetric, added: DampingMatrix) -> Float[Array, " blocks"]:
     """What is added to the diagonal of every block, in units of that diagonal where it is relative to it."""
     names = list(metric.report())
     each = []

@@ -9,11 +9,11 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from natgrad import _tree
 from natgrad._block import damped
 from natgrad._block.base import AbstractBlock
-from natgrad._block.choose import Rules
+from natgrad._block.choose import BlockRules
 from natgrad._check import public
 from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._metric.running import RunningAverage, RunningState
-from natgrad._optimiser.damping import Added
+from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
 from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure
@@ -56,7 +56,7 @@ class KFAC(AbstractStructure):
     stagger: bool
     factored: bool
     num_samples: int
-    rules: Rules
+    rules: BlockRules
 
     @public
     def __init__(
@@ -171,12 +171,12 @@ class KFAC(AbstractStructure):
     def inspect(self, state):
         state.average.total.report().warn_of_fallbacks()
 
-    def _is_factored(self, added: Added) -> bool:
+    def _is_factored(self, added: DampingMatrix) -> bool:
         is_undamped = isinstance(added.strength, int | float) and added.strength == 0 and not any(added.l2)
         return self.factored and not is_undamped
 
     def _inverted(
-        self, operator: Blocks, damping: Float[Array, " blocks"], added: Added, traces: Array | None
+        self, operator: Blocks, damping: Float[Array, " blocks"], added: DampingMatrix, traces: Array | None
     ) -> tuple[Sequence[AbstractBlock], Array]:
         """The inverses of damped blocks, or their eigenvectors, and whether they are finite."""
         if self._is_factored(added):
