@@ -61,25 +61,25 @@ def check_rules(rules: BlockRules) -> BlockRules:
 
 
 def choose(
-    trace: Program, routes: Sequence[ParameterUses], rules: BlockRules, masks: Mapping[str, Array]
+    program: Program, parameters: Sequence[ParameterUses], rules: BlockRules, masks: Mapping[str, Array]
 ) -> list[AbstractEstimator]:
     """Blocks that cover every entry of every parameter once, with all its uses."""
-    check_paths(dict(rules.structures), trace.names, "structures")
-    chooser = Chooser(trace, routes, rules, masks)
-    layers = find_layers(trace, routes)
-    _check_uses(layers, routes)
-    weights = [trace.names[layer.leaf] for layer in layers if isinstance(layer, Weight)]
-    check_masks(masks, trace.names, weights)
+    check_paths(dict(rules.structures), program.names, "structures")
+    chooser = Chooser(program, parameters, rules, masks)
+    layers = find_layers(program, parameters)
+    _check_uses(layers, parameters)
+    weights = [program.names[layer.leaf] for layer in layers if isinstance(layer, Weight)]
+    check_masks(masks, program.names, weights)
     found = {one.place: one for layer in layers for one in chooser.assign(layer)}
     covered = list(found.values())
     covered += chooser.uncovered(covered)
-    return sorted(covered, key=lambda assignment: min(assignment.leaves))
+    return sorted(covered, key=lambda estimator: min(estimator.leaves))
 
 
 @dataclass(frozen=True)
 class Chooser:
-    trace: Program
-    routes: Sequence[ParameterUses]
+    program: Program
+    parameters: Sequence[ParameterUses]
     rules: BlockRules
     masks: Mapping[str, Array]
 
@@ -97,7 +97,7 @@ class Chooser:
         plain = [bias for bias in weight.biases if asked[bias.leaf] in (None, *FACTORED)]
         is_plain = asked[weight.leaf] in (None, *FACTORED)
         joined = plain[0] if plain and is_plain and self.rules.bias == "joint" else None
-        masks = masks_of(self.masks, weight, self.trace)
+        masks = masks_of(self.masks, weight, self.program)
         found = []
         if is_plain:
             parts = [self._part(weight.leaf, weight.entries)]
@@ -152,33 +152,33 @@ class Chooser:
         parts = [self._part(leaf, own[:, None, None]) for leaf, own in zip(leaves, entries, strict=True)]
         return [
             ScaleShiftEstimator(
-                BlockEntries(tuple(parts)), "", False, units, (self.routes[leaves[0]], self.routes[leaves[1]])
+                BlockEntries(tuple(parts)), "", False, units, (self.parameters[leaves[0]], self.parameters[leaves[1]])
             )
         ]
 
     def _alone(self, leaf: int, reason: str) -> AbstractEstimator:
         """A parameter by itself: dense if it is small, which is exact, and otherwise diagonal."""
-        struct, route, asked = self.trace.param_structs[leaf], self.routes[leaf], self._asked(leaf)
+        struct, parameter, asked = self.program.param_structs[leaf], self.parameters[leaf], self._asked(leaf)
         place = column_of(leaf, struct.shape)
-        if not route.uses or 0 in struct.shape:
+        if not parameter.uses or 0 in struct.shape:
             return ZeroEstimator(place, UNUSED, False, _tree.wide(struct))
-        is_entrywise = not reason and _is_entrywise(route, struct)
-        reason = "it acts entry by entry" if is_entrywise else reason or f"used by `{route.uses[0].site.primitive}`"
+        is_entrywise = not reason and _is_entrywise(parameter, struct)
+        reason = "it acts entry by entry" if is_entrywise else reason or f"used by `{parameter.uses[0].site.primitive}`"
         if asked in FACTORED:
             raise ValueError(
-                f"{caller()}: `{self.trace.names[leaf]}` cannot have a Kronecker structure, because {reason}. "
+                f"{caller()}: `{self.program.names[leaf]}` cannot have a Kronecker structure, because {reason}. "
                 "Choose 'dense' or 'diagonal' for it."
             )
         if asked == "dense" or (asked is None and math.prod(struct.shape) <= self.rules.max_dense):
-            return DenseEstimator(place, "", False, route)
+            return DenseEstimator(place, "", False, parameter)
         if asked == "diagonal":
-            return DiagonalEstimator(place, "", False, route)
-        return DiagonalEstimator(place, reason, not is_entrywise, route)
+            return DiagonalEstimator(place, "", False, parameter)
+        return DiagonalEstimator(place, reason, not is_entrywise, parameter)
 
     def uncovered(self, found: Sequence[AbstractEstimator]) -> list[AbstractEstimator]:
         """Entries that no block covers, because no use has them. That every other entry is covered once is checked."""
         zeros = []
-        for leaf, struct in enumerate(self.trace.param_structs):
+        for leaf, struct in enumerate(self.program.param_structs):
             is_covered = np.zeros(int(np.prod(struct.shape, dtype=int)), bool)
             parts = [part for one in found for part in one.place.parts if part.leaf == leaf]
             for own in parts:
@@ -191,25 +191,25 @@ class Chooser:
         return zeros
 
     def _asked(self, leaf: int) -> str | None:
-        return option_for(dict(self.rules.structures), self.trace.names[leaf])
+        return option_for(dict(self.rules.structures), self.program.names[leaf])
 
     def _part(self, leaf: int, entries: np.ndarray) -> Any:
-        return part(leaf, tuple(self.trace.param_structs[leaf].shape), entries)
+        return part(leaf, tuple(self.program.param_structs[leaf].shape), entries)
 
 
-def _is_entrywise(route: ParameterUses, struct: Any) -> bool:
+def _is_entrywise(parameter: ParameterUses, struct: Any) -> bool:
     """Whether a parameter has one entry for every unit, or is only ever added. Products with a matrix, entry by entry,
     may be the first half of a product of matrices that is written out."""
     is_vector = sum(size > 1 for size in struct.shape) <= 1
-    return is_vector or all(use.site.primitive in ("add", "sub", "add_any", "output") for use in route.uses)
+    return is_vector or all(use.site.primitive in ("add", "sub", "add_any", "output") for use in parameter.uses)
 
 
-def _check_uses(layers: Sequence[Layer], routes: Sequence[ParameterUses]) -> None:
+def _check_uses(layers: Sequence[Layer], parameters: Sequence[ParameterUses]) -> None:
     """Every use of a weight or a bias must have been seen."""
     seen: Counter[int] = Counter()
     for weight in layers:
         if isinstance(weight, Weight):
             seen[weight.leaf] += len(weight.group.members) + len(weight.group.lookups)
             seen.update({bias.leaf: len(bias.members) for bias in weight.biases})
-    missed = [leaf for leaf, count in seen.items() if count != len(routes[leaf].uses)]
+    missed = [leaf for leaf, count in seen.items() if count != len(parameters[leaf].uses)]
     assert not missed, f"uses of the parameters {missed} were lost"

@@ -56,7 +56,7 @@ def invert(
     if not stacks:
         each = [block.inverted([], damping[k]) for k, block in enumerate(blocks)]
         return BlockInverses(each, jnp.ones(len(blocks), bool), _are_finite(blocks, damping))
-    where = layout(blocks)
+    where = factor_index(blocks)
     traces = factor.traces(stacks) if traces is None else traces
     found, is_definite, is_finite = damped_inverses(stacks, traces, *_shares(where, stacks, traces, damping))
     each = iter(found)
@@ -93,7 +93,7 @@ def _are_finite(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"
     return jnp.stack([known(block) for block in blocks]) & jnp.isfinite(damping)
 
 
-def layout(blocks: Sequence[AbstractBlock]) -> FactorIndex:
+def factor_index(blocks: Sequence[AbstractBlock]) -> FactorIndex:
     owners: list[int] = []
     others: list[int] = []
     factors: list[np.ndarray] = []

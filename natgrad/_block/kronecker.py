@@ -155,7 +155,7 @@ class KroneckerEstimator(AbstractEstimator):
 
     def _num_live(self, recording: SiteRecords, member: MatrixUse) -> Float[Array, "n t"]:
         """How many cotangents of every position are not zero. A part of a weight has the positions of the whole."""
-        h = jax.vmap(jax.vmap(member.layout.cotangents))(result_of(recording, member))
+        h = jax.vmap(jax.vmap(member.form.cotangents))(result_of(recording, member))
         is_live = jnp.any(h != 0, axis=(2, -1)) if h.ndim == 5 else jnp.any(h != 0, axis=-1)
         count = jnp.sum(is_live, axis=1).astype(_tree.wide(h))
         mask = self.masks.get(member.use.site.number)

@@ -66,14 +66,14 @@ def mask_outputs(masks: Mapping[str, Array], columns: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf * spread(leaf) if has(leaf) else leaf, columns)
 
 
-def masks_of(masks: Mapping[str, Array], weight: Weight, trace: Program) -> Masks:
+def masks_of(masks: Mapping[str, Array], weight: Weight, program: Program) -> Masks:
     """The mask of every use of a weight."""
-    name = trace.names[weight.leaf]
+    name = program.names[weight.leaf]
     mask = option_for({key: mask for key, mask in masks.items() if key != OUTPUTS}, name)
     if mask is None:
         return {}
     members = (*weight.group.lookups, *weight.group.members)
-    placed = {member.use.site.number: _placed(mask, member.positions(trace.lengths), name) for member in members}
+    placed = {member.use.site.number: _placed(mask, member.positions(program.lengths), name) for member in members}
     return {number: one for number, one in placed.items() if one is not None}
 
 

@@ -75,25 +75,25 @@ class StructureReport(Mapping[str, BlockReport]):
 
 
 def make_report(
-    trace: Program,
-    routes: Sequence[ParameterUses],
-    assignments: Sequence[AbstractEstimator],
+    program: Program,
+    parameters: Sequence[ParameterUses],
+    estimators: Sequence[AbstractEstimator],
     blocks: Sequence[AbstractBlock],
 ) -> StructureReport:
     """`blocks` may be shapes."""
     rows = []
-    for leaf, struct in enumerate(trace.param_structs):
-        own = [(one, block) for one, block in zip(assignments, blocks, strict=True) if leaf in one.leaves]
+    for leaf, struct in enumerate(program.param_structs):
+        own = [(one, block) for one, block in zip(estimators, blocks, strict=True) if leaf in one.leaves]
         main = [(one, block) for one, block in own if one.leaves[0] == leaf]
-        shares = [trace.names[one.leaves[0]] for one, _ in own if one.leaves[0] != leaf]
+        shares = [program.names[one.leaves[0]] for one, _ in own if one.leaves[0] != leaf]
         factors = tuple(_compact(shape) for _, block in main for shape in block.factor_shapes)
         numbers = sum(math.prod(shape) for _, block in main for shape in block.factor_shapes)
         reasons = dict.fromkeys(one.reason for one, _ in own if one.reason)
         rows.append(
             BlockReport(
-                trace.names[leaf],
+                program.names[leaf],
                 tuple(struct.shape),
-                len(routes[leaf].uses),
+                len(parameters[leaf].uses),
                 ", ".join(dict.fromkeys(one.structure for one, _ in own)),
                 factors,
                 numbers,

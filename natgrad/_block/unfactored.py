@@ -84,14 +84,14 @@ class DiagonalBlock(AbstractBlock):
 class DenseEstimator(AbstractEstimator):
     """The exact block of one parameter: second moments of the gradients of examples, which are formed."""
 
-    route: ParameterUses
+    parameter: ParameterUses
 
     @property
     def structure(self):
         return "dense"
 
     def of_cotangents(self, recording, budget):
-        rows = rows_of(recording, self.route)
+        rows = rows_of(recording, self.parameter)
 
         def moment(part) -> Float[Array, "P P"]:
             formed = rows.expand(part)
@@ -109,14 +109,14 @@ class ScaleShiftEstimator(AbstractEstimator):
     """The exact block of two, for the scale and the shift of every unit."""
 
     units: ScaleShift
-    routes: tuple[ParameterUses, ParameterUses]
+    parameters: tuple[ParameterUses, ParameterUses]
 
     @property
     def structure(self):
         return "scale and shift"
 
     def of_cotangents(self, recording, budget):
-        scale, shift = (rows_of(recording, route) for route in self.routes)
+        scale, shift = (rows_of(recording, parameter) for parameter in self.parameters)
         entries = self.units.scale_entries, self.units.shift_entries
 
         def moment(part) -> Float[Array, "units 2 2"]:
@@ -136,14 +136,14 @@ class ScaleShiftEstimator(AbstractEstimator):
 class DiagonalEstimator(AbstractEstimator):
     """The exact diagonal: sums of squares of the gradients of examples."""
 
-    route: ParameterUses
+    parameter: ParameterUses
 
     @property
     def structure(self):
         return "diagonal"
 
     def of_cotangents(self, recording, budget):
-        return statistics.power_sum(recording, self.route, budget, power=2)
+        return statistics.power_sum(recording, self.parameter, budget, power=2)
 
     def block(self, inputs, cotangents):
         return DiagonalBlock(cotangents.reshape(1, -1, 1))

@@ -48,8 +48,8 @@ class WeightFactors:
 
     def inputs(self, recording: SiteRecords, member: MatrixUse, operand: Any) -> Float[Array, "n g t d"]:
         """The inputs of a use, from the operand that stands beside the weight."""
-        assert isinstance(member.layout, NormalForm)
-        a = self._select(_tree.at_least_float32(jax.vmap(member.layout.inputs)(operand)), member.is_swapped)
+        assert isinstance(member.form, NormalForm)
+        a = self._select(_tree.at_least_float32(jax.vmap(member.form.inputs)(operand)), member.is_swapped)
         if member.through is not None and not member.through.is_output:
             a = jnp.einsum("ngtd,gkd->ngtk", a, self._other(recording, member, a))
         a = _scaled(recording, member, a)
@@ -62,13 +62,13 @@ class WeightFactors:
         self, recording: SiteRecords, member: MatrixUse, result: Any, mask: Any
     ) -> Float[Array, "n c g t o"]:
         """The cotangents of a use, from those of the site's result, without those that do not count."""
-        h = _tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(result))
-        if isinstance(member.layout, LookupForm):
+        h = _tree.at_least_float32(jax.vmap(jax.vmap(member.form.cotangents))(result))
+        if isinstance(member.form, LookupForm):
             h = h[:, :, None]
         h = self._select(h, not member.is_swapped)
         if member.through is not None and member.through.is_output and not self.is_bias:
             h = jnp.einsum("ncgto,gko->ncgtk", h, self._other(recording, member, h))
-        if isinstance(member.layout, LookupForm):
+        if isinstance(member.form, LookupForm):
             h = _scaled(recording, member, h)
         if member.is_swapped and self.bias is not None:
             h = jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, 1)])
@@ -98,7 +98,7 @@ class WeightFactors:
 
 def operand_of(recording: SiteRecords, member: MatrixUse) -> Any:
     """What stands beside the weight: inputs, or the rows that a look-up reads."""
-    return recording.operand(member.use, member.layout.input)
+    return recording.operand(member.use, member.form.input)
 
 
 def result_of(recording: SiteRecords, member: MatrixUse) -> Any:
@@ -108,8 +108,8 @@ def result_of(recording: SiteRecords, member: MatrixUse) -> Any:
 
 def indices(member: MatrixUse, operand: Any) -> Int[Array, "n t"]:
     """The rows that a look-up reads."""
-    assert isinstance(member.layout, LookupForm)
-    return jax.vmap(member.layout.indices)(operand)
+    assert isinstance(member.form, LookupForm)
+    return jax.vmap(member.form.indices)(operand)
 
 
 def num_positions(recording: SiteRecords, members: Sequence[MatrixUse]) -> int:

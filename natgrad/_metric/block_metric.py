@@ -99,7 +99,7 @@ class Blocks(eqx.Module):
 
 def _product_traces(blocks: Sequence[AbstractBlock], traces: Float[Array, " matrices"]) -> Scalar:
     r"""$\sum\operatorname{tr}A\,\operatorname{tr}G$ over products and their groups, from the traces of all matrices."""
-    layout = damped.layout(blocks)
+    layout = damped.factor_index(blocks)
     sums = layout.summed(traces)
     # The first factors of products stand before the second.
     first = np.flatnonzero(layout.other > np.arange(len(layout.other)))

@@ -116,7 +116,7 @@ def diagonal(
 @eqx.filter_jit
 def _exact(model, geometry, params, x, standard_error, in_axes, budget, check) -> DiagonalMetric:
     forward = forward_in(geometry, model, params, x, in_axes, budget, check)
-    count = forward.trace.num_examples
+    count = forward.program.num_examples
     entries = _tree.scale(1 / count, power_sum(forward, factor_columns(geometry, forward.z)))
     return DiagonalMetric(entries, jax.tree.map(jnp.zeros_like, entries) if standard_error else None, count)
 
@@ -124,7 +124,7 @@ def _exact(model, geometry, params, x, standard_error, in_axes, budget, check) -
 @eqx.filter_jit
 def _estimated(model, geometry, params, x, standard_error, in_axes, budget, check, key, num_samples) -> DiagonalMetric:
     forward = forward_in(geometry, model, params, x, in_axes, budget, check)
-    count = forward.trace.num_examples
+    count = forward.program.num_examples
     total = count * num_samples
     draws = sample_columns(geometry, forward.z, key, num_samples)
     entries = _tree.scale(1 / total, power_sum(forward, draws))

@@ -107,9 +107,9 @@ def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, r
         draws = sample_columns(geometry, forward.z, key, request.num_samples)
         columns = _tree.scale(request.num_samples**-0.5, draws)
     batch = Batch(forward, mask_outputs(masks, columns))
-    assignments = choose(forward.trace, forward.routes, request.rules, masks)
-    assignments = batch.corrected(assignments, basis)
-    return batch.metric(assignments, batch.blocks(assignments))
+    estimators = choose(forward.program, forward.parameters, request.rules, masks)
+    estimators = batch.corrected(estimators, basis)
+    return batch.metric(estimators, batch.blocks(estimators))
 
 
 class Batch(NamedTuple):
@@ -119,54 +119,54 @@ class Batch(NamedTuple):
     columns: Output
     weights: Float[Array, " N"] | None = None
 
-    def corrected(self, assignments: list[AbstractEstimator], basis: BlockMetric | None) -> list[AbstractEstimator]:
+    def corrected(self, estimators: list[AbstractEstimator], basis: BlockMetric | None) -> list[AbstractEstimator]:
         """The assignments, with a basis for those whose eigenvalues are to be corrected."""
-        wanted = [one for one in assignments if is_corrected(one)]
+        wanted = [one for one in estimators if is_corrected(one)]
         if not wanted:
-            return assignments
-        blocks = self.blocks(wanted) if basis is None else _given(basis, assignments)
+            return estimators
+        blocks = self.blocks(wanted) if basis is None else _given(basis, estimators)
         found = iter(bases(blocks))
-        return [corrected(one, *next(found)) if is_corrected(one) else one for one in assignments]
+        return [corrected(one, *next(found)) if is_corrected(one) else one for one in estimators]
 
-    def blocks(self, assignments: list[AbstractEstimator]) -> list[AbstractBlock]:
+    def blocks(self, estimators: list[AbstractEstimator]) -> list[AbstractBlock]:
         """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
         forward, columns = self.forward, self.columns
         recording = lambda part: replace(forward.pull(part, is_stacked=True).recording(), weights=self.weights)
 
         def sums(part: Output) -> list:
             here = recording(part)
-            return [one.of_cotangents(here, forward.budget) for one in assignments]
+            return [one.of_cotangents(here, forward.budget) for one in estimators]
 
         count = jax.tree.leaves(columns)[0].shape[0]
         total = summed(sums, columns, forward.budget.chunk(count, bytes_of_column(forward)))
-        mean = jax.tree.map(lambda leaf: leaf / forward.trace.num_examples, total)
+        mean = jax.tree.map(lambda leaf: leaf / forward.program.num_examples, total)
         first = recording(jax.tree.map(lambda s: s[:1], columns))
-        inputs = [one.of_inputs(first, own, forward.budget) for one, own in zip(assignments, mean, strict=True)]
-        return [one.block(*parts) for one, *parts in zip(assignments, inputs, mean, strict=True)]
+        inputs = [one.of_inputs(first, own, forward.budget) for one, own in zip(estimators, mean, strict=True)]
+        return [one.block(*parts) for one, *parts in zip(estimators, inputs, mean, strict=True)]
 
-    def metric(self, assignments: list[AbstractEstimator], blocks: list[AbstractBlock]) -> BlockMetric:
-        trace = self.forward.trace
-        leaves, treedef = jax.tree.flatten(trace.params)
-        operator = Blocks(tuple(blocks), tuple(one.place for one in assignments), (tuple(leaves), treedef))
-        report = make_report(trace, self.forward.routes, assignments, blocks)
-        return BlockMetric(operator, report, jnp.asarray(float(trace.num_examples)))
-
-
-def is_corrected(assignment: AbstractEstimator) -> bool:
-    return isinstance(assignment, KroneckerEstimator) and assignment.is_corrected
+    def metric(self, estimators: list[AbstractEstimator], blocks: list[AbstractBlock]) -> BlockMetric:
+        program = self.forward.program
+        leaves, treedef = jax.tree.flatten(program.params)
+        operator = Blocks(tuple(blocks), tuple(one.place for one in estimators), (tuple(leaves), treedef))
+        report = make_report(program, self.forward.parameters, estimators, blocks)
+        return BlockMetric(operator, report, jnp.asarray(float(program.num_examples)))
 
 
-def corrected(assignment: Any, inputs: Factor, outputs: Factor) -> AbstractEstimator:
+def is_corrected(estimator: AbstractEstimator) -> bool:
+    return isinstance(estimator, KroneckerEstimator) and estimator.is_corrected
+
+
+def corrected(estimator: Any, inputs: Factor, outputs: Factor) -> AbstractEstimator:
     """An assignment whose eigenvalues are corrected in a given basis."""
-    return EigenvalueEstimator(assignment.place, assignment.reason, assignment.is_fallback, assignment, inputs, outputs)
+    return EigenvalueEstimator(estimator.place, estimator.reason, estimator.is_fallback, estimator, inputs, outputs)
 
 
-def _given(basis: BlockMetric, assignments: Sequence[AbstractEstimator]) -> Sequence[AbstractBlock]:
+def _given(basis: BlockMetric, estimators: Sequence[AbstractEstimator]) -> Sequence[AbstractBlock]:
     """The blocks of a basis, if they are those that are wanted."""
     if not isinstance(basis, BlockMetric):
         raise TypeError(f"{caller()} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
-    same = basis.operator.places == tuple(one.place for one in assignments)
-    pairs = zip(assignments, basis.operator.blocks, strict=False)
+    same = basis.operator.places == tuple(one.place for one in estimators)
+    pairs = zip(estimators, basis.operator.blocks, strict=False)
     leading = [block for one, block in pairs if is_corrected(one)]
     if not same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in leading):
         raise ValueError(f"{caller()} got a `basis` of another model, or in other blocks.")

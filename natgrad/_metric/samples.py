@@ -100,6 +100,6 @@ def forward_in(
 
 def bytes_of_column(forward: Forward) -> int:
     """What one more cotangent an example adds to memory: those of every site."""
-    trace = forward.trace
-    steps = lambda site: trace.num_examples * math.prod(trace.lengths[loop] for loop in site.loops)
-    return sum(steps(site) * math.prod(a.shape) * a.dtype.itemsize for site in trace.sites for a in site.avals)
+    program = forward.program
+    steps = lambda site: program.num_examples * math.prod(program.lengths[loop] for loop in site.loops)
+    return sum(steps(site) * math.prod(a.shape) * a.dtype.itemsize for site in program.sites for a in site.avals)

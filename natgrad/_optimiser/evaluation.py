@@ -175,7 +175,7 @@ def _part(whole: Bound, params: PyTree, how: Pass) -> Part:
     if not how.has_sites:
         return Part(bound, params, linearised(of_params(bound.model, x), params), None, is_whole, None)
     linearisation, forward = linearise_tapped(bound.model, params, x)
-    if not forward.trace.coupling:
+    if not forward.program.coupling:
         return Part(bound, params, linearisation, forward, is_whole, None)
     # Examples one by one may give something else than the batch, whose loss and gradient are wanted.
     are_coupled = differing(bound.model(params, x), forward.z) if how.check else None

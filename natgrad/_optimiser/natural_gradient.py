@@ -348,12 +348,12 @@ class NaturalGradient:
         unused = None
         for bound in problem:
             few = part_of(bound.batch, 1 / self.micro_batches, jnp.array(0))
-            trace = trace_example(bound.model, trained, few.x, 0)
-            names = {name for leaf, name in enumerate(trace.names) if not uses_of(trace.sites, leaf)}
+            program = trace_example(bound.model, trained, few.x, 0)
+            names = {name for leaf, name in enumerate(program.names) if not uses_of(program.sites, leaf)}
             unused = names if unused is None else unused & names
-            if trace.is_concrete:
+            if program.is_concrete:
                 # Some logits may be minus infinity on purpose.
-                probe(bound.model, trace, trained, few.x, needs_finite=False)
+                probe(bound.model, program, trained, few.x, needs_finite=False)
         warn_of_unused(sorted(unused or ()))
 
     def _aux(self, params: PyTree, batch: Any) -> PyTree:

@@ -56,54 +56,56 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    trace: Program, routes: Sequence[ParameterUses], formed: Sequence[RematerialisedUse], num_cotangents: int
+    program: Program, parameters: Sequence[ParameterUses], formed: Sequence[RematerialisedUse], num_cotangents: int
 ) -> Explanation:
     in_backward = {one.site.number for one in formed}
     seen: set[Any] = set()
     sites = []
-    for site in trace.sites:
+    for site in program.sites:
         own = [value for value in site.recorded if value not in seen]
         seen.update(own)
-        numbers = sum(_numbers(trace, value.loops, value.aval) for value in own)
-        numbers += num_cotangents * sum(_numbers(trace, site.loops, aval) for aval in site.avals)
+        numbers = sum(_numbers(program, value.loops, value.aval) for value in own)
+        numbers += num_cotangents * sum(_numbers(program, site.loops, aval) for aval in site.avals)
         is_formed = site.number in in_backward
-        steps = tuple(trace.lengths[loop] for loop in site.loops)
-        sites.append(SiteReport(site.primitive, _rules(site), _names(trace, site), steps, 0 if is_formed else numbers))
+        steps = tuple(program.lengths[loop] for loop in site.loops)
+        sites.append(
+            SiteReport(site.primitive, _rules(site), _names(program, site), steps, 0 if is_formed else numbers)
+        )
     formed_leaves = {one.leaf for one in formed}
-    parameters = [_parameter(trace, route, route.leaf in formed_leaves) for route in routes]
-    return Explanation(tuple(sites), tuple(parameters))
+    reports = [_parameter(program, parameter, parameter.leaf in formed_leaves) for parameter in parameters]
+    return Explanation(tuple(sites), tuple(reports))
 
 
-def _parameter(trace: Program, route: ParameterUses, is_formed: bool) -> ParameterReport:
-    if not route.uses:
+def _parameter(program: Program, parameter: ParameterUses, is_formed: bool) -> ParameterReport:
+    if not parameter.uses:
         how, reason = "zero", "it is never used"
-    elif not route.groups and route.acts_on_entries:
+    elif not parameter.groups and parameter.acts_on_entries:
         how, reason = "entry by entry", ""
-    elif not route.groups:
-        how, reason = "gradients formed in chunks", route.reason
-    elif any(group.lookups for group in route.groups):
+    elif not parameter.groups:
+        how, reason = "gradients formed in chunks", parameter.reason
+    elif any(group.lookups for group in parameter.groups):
         how, reason = "rows that are read", ""
     else:
         how, reason = "factors", ""
     if is_formed:
         how += ", in the backward pass"
-    shape = tuple(trace.param_structs[route.leaf].shape)
-    return ParameterReport(trace.names[route.leaf], shape, len(route.uses), how, reason)
+    shape = tuple(program.param_structs[parameter.leaf].shape)
+    return ParameterReport(program.names[parameter.leaf], shape, len(parameter.uses), how, reason)
 
 
-def _numbers(trace: Program, loops: tuple[int, ...], aval: Any) -> int:
+def _numbers(program: Program, loops: tuple[int, ...], aval: Any) -> int:
     """Bytes of a value for the whole batch."""
-    steps = math.prod(trace.lengths[loop] for loop in loops)
-    return trace.num_examples * steps * math.prod(aval.shape) * aval.dtype.itemsize
+    steps = math.prod(program.lengths[loop] for loop in loops)
+    return program.num_examples * steps * math.prod(aval.shape) * aval.dtype.itemsize
 
 
 def _rules(site: Site) -> str:
     return ", ".join(dict.fromkeys(kind(Use(site, operand)) for operand in site.meeting))
 
 
-def _names(trace: Program, site: Site) -> tuple[str, ...]:
+def _names(program: Program, site: Site) -> tuple[str, ...]:
     leaves = {leaf for operand in site.meeting for leaf in Use(site, operand).value.leaves}
-    return tuple(trace.names[leaf] for leaf in sorted(leaves))
+    return tuple(program.names[leaf] for leaf in sorted(leaves))
 
 
 def _loops(steps: tuple[int, ...]) -> str:

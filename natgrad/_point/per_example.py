@@ -45,8 +45,8 @@ class PerExample(eqx.Module):
     output_cotangents: list[Array]
     records: list[Array]
     cotangents: dict[int, list[Array]]
-    trace: Program = eqx.field(static=True)
-    routes: tuple[ParameterUses, ...] = eqx.field(static=True)
+    program: Program = eqx.field(static=True)
+    parameters: tuple[ParameterUses, ...] = eqx.field(static=True)
     formed: tuple[RematerialisedUse, ...] = eqx.field(static=True)
     budget: MemoryBudget = eqx.field(static=True)
     is_stacked: bool = eqx.field(static=True)
@@ -66,10 +66,10 @@ class PerExample(eqx.Module):
         statistic = functools.partial(statistics.power_sum, power=power)
         recording, formed = self._visit(statistic)
         powers = {one.leaf: one.copy.collect(total) for one, total in formed}
-        for route in self.routes:
-            if route.leaf not in powers:
-                powers[route.leaf] = statistic(recording, route, self.budget)
-        return self._unflatten([powers[route.leaf] for route in self.routes])
+        for parameter in self.parameters:
+            if parameter.leaf not in powers:
+                powers[parameter.leaf] = statistic(recording, parameter, self.budget)
+        return self._unflatten([powers[parameter.leaf] for parameter in self.parameters])
 
     def norms(self) -> Float[Array, "*C N"]:
         r"""$|g_i|$ over all parameters."""
@@ -89,19 +89,19 @@ class PerExample(eqx.Module):
         recording = self.recording()
         count = len(range(*examples.indices(self._shape[0])))
 
-        def of(route: ParameterUses) -> Array:
-            leaf = self.leaves[route.leaf]
+        def of(parameter: ParameterUses) -> Array:
+            leaf = self.leaves[parameter.leaf]
             # Not every model runs on no examples at all.
-            if not route.uses or not count:
+            if not parameter.uses or not count:
                 return jnp.zeros((count, self._shape[1], *leaf.shape), _tree.wide(leaf))
-            block = rows_of(recording, route)
+            block = rows_of(recording, parameter)
             return stacked(block.expand, jax.tree.map(lambda x: x[examples], block.data), block.chunk(self.budget))
 
-        return self._unflatten([self._by_cotangent(of(route)) for route in self.routes])
+        return self._unflatten([self._by_cotangent(of(parameter)) for parameter in self.parameters])
 
     def matvec(self, v: PyTree) -> Float[Array, "*C N"]:
         r"""$\langle g_i, v\rangle$ for a vector like the parameters."""
-        structs = self._unflatten(self.trace.param_structs)
+        structs = self._unflatten(self.program.param_structs)
         check_structure(structs, v, "`PerExample.matvec`")
         v = _tree.cast_like(v, structs)
         try:
@@ -127,28 +127,28 @@ class PerExample(eqx.Module):
         products, summed over positions, are the gradients: what Kronecker factors are made of."""
         recording = self.recording()
         return {
-            self.trace.names[route.leaf]: [
+            self.program.names[parameter.leaf]: [
                 SiteFactors(inputs, cotangents.swapaxes(0, 1) if self.is_stacked else cotangents[:, 0])
-                for group in route.groups
+                for group in parameter.groups
                 for inputs, cotangents in map(functools.partial(use_factors, recording), group.members)
             ]
-            for route in self.routes
-            if any(group.members for group in route.groups)
+            for parameter in self.parameters
+            if any(group.members for group in parameter.groups)
         }
 
     def explain(self) -> Explanation:
         """Every site with its rule, its parameters and the memory it needs, and how each parameter is reached."""
-        return explain(self.trace, self.routes, self.formed, self._shape[1])
+        return explain(self.program, self.parameters, self.formed, self._shape[1])
 
     def _transposed(self, weights: Float[Array, "N C"]) -> PyTree:
         recording = self.recording()
         totals: dict[Any, Any] = {}
-        for site in self.trace.sites:
+        for site in self.program.sites:
             records, cotangents = recording.of(site)
             weighed = tuple(
                 jnp.einsum("nc,nc...->n...", weights.astype(_tree.wide(h)), h.astype(_tree.wide(h))) for h in cotangents
             )
-            function = local(site, site.meeting, recording.free, self.trace.lengths)
+            function = local(site, site.meeting, recording.free, self.program.lengths)
             batched = jax.vmap(function, in_axes=(None, 0), axis_size=self._shape[0])
             given: list[Any] = [recording.free[Use(site, k).value] for k in site.meeting]
             results, pull = local_vjp(site, batched, given, records)
@@ -157,7 +157,7 @@ class PerExample(eqx.Module):
                 value = site.operands[k]
                 totals[value] = totals[value] + gradient if value in totals else gradient
         values = list(totals)
-        num_params = len(self.routes)
+        num_params = len(self.parameters)
         shared = self.leaves[num_params:]
         _, carry_on = jax.vjp(lambda params: evaluate(values, [*params, *shared]), self.leaves[:num_params])
         return self._unflatten(carry_on(list(totals.values()))[0])
@@ -165,9 +165,9 @@ class PerExample(eqx.Module):
     def _products(self, v: list[Array]) -> Float[Array, "N C"]:
         """Inner products with a vector, of gradients that are formed a few examples at a time."""
         recording, total = self.recording(), jnp.zeros(self._shape, self._dtype)
-        for route, along in zip(self.routes, v, strict=True):
-            if route.uses:
-                block = rows_of(recording, route)
+        for parameter, along in zip(self.parameters, v, strict=True):
+            if parameter.uses:
+                block = rows_of(recording, parameter)
                 product = lambda part, expand=block.expand, v=along: jnp.tensordot(expand(part), v, v.ndim)
                 total = total + stacked(product, block.data, block.chunk(self.budget)).astype(total.dtype)
         return total
@@ -175,8 +175,12 @@ class PerExample(eqx.Module):
     def _summed(self, statistic: Statistic, shape: tuple[int, ...]) -> Array:
         """A statistic that parameters add to, summed over them."""
         recording, formed = self._visit(statistic)
-        left = {route.leaf for route in self.routes} - {one.leaf for one, _ in formed}
-        parts = [statistic(recording, route, self.budget) for route in self.routes if route.leaf in left and route.uses]
+        left = {parameter.leaf for parameter in self.parameters} - {one.leaf for one, _ in formed}
+        parts = [
+            statistic(recording, parameter, self.budget)
+            for parameter in self.parameters
+            if parameter.leaf in left and parameter.uses
+        ]
         parts += [jnp.sum(total.reshape(-1, *total.shape[len(one.site.loops) :]), axis=0) for one, total in formed]
         return _tree.sum_leaves(parts) if parts else jnp.zeros(shape, self._dtype)
 
@@ -185,25 +189,25 @@ class PerExample(eqx.Module):
         if not self.formed:
             return self.recording(), []
         first = [u[0] for u in self.output_cotangents]
-        return form_all(self.trace, self.formed, self.leaves, self.x, first, statistic, self.budget)
+        return form_all(self.program, self.formed, self.leaves, self.x, first, statistic, self.budget)
 
     def recording(self) -> SiteRecords:
-        free = self.trace.free_values(self.leaves)
-        records = dict(zip(self.trace.recorded(), self.records, strict=True))
-        return SiteRecords(self.leaves, free, records, self.cotangents, self.trace.lengths)
+        free = self.program.free_values(self.leaves)
+        records = dict(zip(self.program.recorded(), self.records, strict=True))
+        return SiteRecords(self.leaves, free, records, self.cotangents, self.program.lengths)
 
     @property
     def _shape(self) -> tuple[int, int]:
         """Examples, and cotangents of each."""
-        return self.trace.num_examples, self.output_cotangents[0].shape[0]
+        return self.program.num_examples, self.output_cotangents[0].shape[0]
 
     def _by_cotangent(self, rows: Array) -> Array:
         """`(N, C, ...)` as `(C, N, ...)`, or without the second axis if there was no axis of cotangents."""
         return rows.swapaxes(0, 1) if self.is_stacked else rows[:, 0]
 
     def _unflatten(self, leaves: list[Any]) -> PyTree:
-        return jax.tree.unflatten(jax.tree.structure(self.trace.params), leaves)
+        return jax.tree.unflatten(jax.tree.structure(self.program.params), leaves)
 
     @property
     def _dtype(self):
-        return _tree.flatten(self._unflatten(self.leaves[: len(self.routes)]))[0].dtype
+        return _tree.flatten(self._unflatten(self.leaves[: len(self.parameters)]))[0].dtype

@@ -48,7 +48,7 @@ def per_example(
     forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, check=is_left)
     if callable(cotangents):
         cotangents = cotangents(forward.z if x is not None else jax.tree.map(lambda z: z[0], forward.z))
-    return forward.pull(cotangents, is_stacked=check_cotangents(cotangents, forward.trace.outputs, x))
+    return forward.pull(cotangents, is_stacked=check_cotangents(cotangents, forward.program.outputs, x))
 
 
 def check_cotangents(cotangents: PyTree, outputs: PyTree, x: PyTree) -> bool:

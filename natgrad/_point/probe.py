@@ -49,38 +49,38 @@ def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> 
     described = jax.tree.structure((params, x)), str(in_axes), *_tree.structure(jax.tree.leaves((params, x)))
     if _PASSED.has(model, described):
         return False
-    trace = trace_example(model, params, x, in_axes)
-    if not trace.is_concrete:
+    program = trace_example(model, params, x, in_axes)
+    if not program.is_concrete:
         return True
-    probe(model, trace, params, x)
+    probe(model, program, params, x)
     _PASSED.add(model, described)
     return False
 
 
-def probe(model: Callable, trace: Program, params: PyTree, x: PyTree, *, needs_finite: bool = True) -> None:
+def probe(model: Callable, program: Program, params: PyTree, x: PyTree, *, needs_finite: bool = True) -> None:
     """Compare the gradients of examples with that of the batch, and refuse a model for which they differ."""
     random = np.random.default_rng(0)
     like = lambda struct: random.normal(size=struct.shape).astype(struct.dtype)
-    cotangents, vector = (jax.tree.map(like, tree) for tree in (trace.outputs, trace.params))
+    cotangents, vector = (jax.tree.map(like, tree) for tree in (program.outputs, program.params))
     # Neither of them may hide a row: weights are of one size.
-    weights = random.choice([-1.0, 1.0], trace.num_examples)
-    function = jax.jit(lambda *arguments: _probe(model, trace, *arguments), compiler_options=UNOPTIMISED)
+    weights = random.choice([-1.0, 1.0], program.num_examples)
+    function = jax.jit(lambda *arguments: _probe(model, program, *arguments), compiler_options=UNOPTIMISED)
     with jax.ensure_compile_time_eval():
         found = jax.tree.map(np.asarray, function(params, x, cotangents, weights, vector))
     if needs_finite and not found.is_finite:
         z = _of_batch(model, x)(params)
         require(z, [finite(z)], f"{caller()}: the output of the model")
-    _judge(found, trace)
+    _judge(found, program)
 
 
 def _probe(
-    model: Callable, trace: Program, params: PyTree, x: PyTree, u: Output, weights: Array, v: PyTree
+    model: Callable, program: Program, params: PyTree, x: PyTree, u: Output, weights: Array, v: PyTree
 ) -> Findings:
     z, pull = jax.vjp(_of_batch(model, x), params)
     weigh = lambda u: u * weights.reshape(-1, *(1,) * (u.ndim - 1)).astype(u.dtype)
     weighed = jax.tree.map(weigh, u)
     (gradient,) = pull(weighed)
-    forward, push = forward_with_derivative(trace, [jnp.asarray(leaf) for leaf in trace.leaves(params, x)], x)
+    forward, push = forward_with_derivative(program, [jnp.asarray(leaf) for leaf in program.leaves(params, x)], x)
     found = forward.pull(u, is_stacked=False).rmatvec(weights)
     pairs = list(zip(jax.tree.leaves(gradient), jax.tree.leaves(found), strict=True))
     return Findings(
@@ -115,13 +115,13 @@ def _norm(x: Array) -> Scalar:
     return scale * jnp.sqrt(jnp.sum((wide / scale) ** 2))
 
 
-def _judge(found: Findings, trace: Program) -> None:
+def _judge(found: Findings, program: Program) -> None:
     if found.are_coupled.any():
-        raise ValueError(coupling_message(trace.coupling, np.flatnonzero(found.are_coupled)))
-    epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((trace.outputs, trace.params))]
+        raise ValueError(coupling_message(program.coupling, np.flatnonzero(found.are_coupled)))
+    epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((program.outputs, program.params))]
     slack = SLACK * float(max(epsilons)) ** 0.5
     total = math.hypot(*map(float, found.sizes))
-    each = zip(trace.names, found.distances, found.sizes, strict=False)
+    each = zip(program.names, found.distances, found.sizes, strict=False)
     wrong = [(name, float(gap), float(size)) for name, gap, size in each if gap > slack * (size + slack * total)]
     if found.along_vector > slack * total:
         wrong.append(("a random direction", float(found.along_vector), total))

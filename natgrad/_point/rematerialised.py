@@ -20,7 +20,7 @@ from natgrad._program.trace import Program, add_taps, visited
 from natgrad._program.values import Constant, Dependent, Free, Leaf, Result, Slice, results
 from natgrad._uses.base import Use
 from natgrad._uses.copies import EntryCopy, copy_of, leaf_of, source
-from natgrad._uses.parameter_uses import ParameterUses, find_route
+from natgrad._uses.parameter_uses import ParameterUses, find_uses
 
 # From a recording of one site at one step, its route and the budget, to what is added up over sites.
 Statistic = Callable[[SiteRecords, ParameterUses, MemoryBudget], jax.Array]
@@ -36,19 +36,19 @@ class RematerialisedUse:
     leaf: int
     site: Site
     alone: Site
-    route: ParameterUses
+    parameter: ParameterUses
     root: Free
     copy: EntryCopy
 
 
-def formed_in_backward(route: ParameterUses, lengths: dict[int, int]) -> RematerialisedUse | None:
+def formed_in_backward(parameter: ParameterUses, lengths: dict[int, int]) -> RematerialisedUse | None:
     """A route as one whose statistics are formed in the backward pass: for a single use under `jax.checkpoint`, in
     loops whose every step has its own part of the parameter. `None` for other routes."""
-    if len(route.uses) != 1 or not route.uses[0].site.is_rematerialised or route.uses[0].loop_axes[1]:
+    if len(parameter.uses) != 1 or not parameter.uses[0].site.is_rematerialised or parameter.uses[0].loop_axes[1]:
         return None
-    (use,) = route.uses
-    origin = leaf_of(use.value, route.leaf)
-    root = _root(use.value, route.leaf, use.site.loops)
+    (use,) = parameter.uses
+    origin = leaf_of(use.value, parameter.leaf)
+    root = _root(use.value, parameter.leaf, use.site.loops)
     copy = copy_of(root, origin, lengths) if root is not None and origin is not None else None
     is_met = any(isinstance(operand, Dependent) for operand in use.site.operands)
     if root is None or copy is None or copy.is_scaled or copy.is_mixed or not copy.is_plain:
@@ -61,7 +61,7 @@ def formed_in_backward(route: ParameterUses, lengths: dict[int, int]) -> Remater
     if value is None or inner is None or inner.is_scaled:
         return None
     alone = _alone(use, value)
-    return RematerialisedUse(route.leaf, use.site, alone, find_route([Use(alone, use.operand)], 0, {}), root, copy)
+    return RematerialisedUse(parameter.leaf, use.site, alone, find_uses([Use(alone, use.operand)], 0, {}), root, copy)
 
 
 def form(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget) -> Callable:
@@ -98,7 +98,7 @@ def form(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget) 
             {site.number: [cotangents[k][:, None] for k in site.results]},
             {},
         )
-        return statistic(recording, formed.route, budget).astype(zero.dtype), *pull(cotangents)
+        return statistic(recording, formed.parameter, budget).astype(zero.dtype), *pull(cotangents)
 
     batched.defvjp(forward, backward)
 
@@ -167,7 +167,7 @@ def _alone(use: Use, value: Free) -> Site:
 
 
 def form_all(
-    trace: Program,
+    program: Program,
     formed: Sequence[RematerialisedUse],
     leaves: list[Any],
     x: PyTree,
@@ -185,18 +185,18 @@ def form_all(
             return equations[site.number](*given, *operands)
         return add_taps(site, operands, given)
 
-    others = [site for site in trace.sites if site.number not in by_site]
-    inputs: dict[int, Any] = {site.number: trace.zeros(site) for site in others}
+    others = [site for site in program.sites if site.number not in by_site]
+    inputs: dict[int, Any] = {site.number: program.zeros(site) for site in others}
     mapped: dict[int, Any] = dict.fromkeys(inputs, 0)
     for number, one in by_site.items():
-        loops = tuple(trace.lengths[loop] for loop in one.site.loops)
-        shape = _shape(one, statistic, budget, trace.num_examples)
-        inputs[number] = (jnp.zeros((*loops, *shape.shape), shape.dtype), jnp.zeros((trace.num_examples, *loops)))
+        loops = tuple(program.lengths[loop] for loop in one.site.loops)
+        shape = _shape(one, statistic, budget, program.num_examples)
+        inputs[number] = (jnp.zeros((*loops, *shape.shape), shape.dtype), jnp.zeros((program.num_examples, *loops)))
         mapped[number] = (None, 0)
-    run = visited(trace, leaves, x, inputs, mapped, probe, others)
+    run = visited(program, leaves, x, inputs, mapped, probe, others)
     pulled = run.pull(cotangents)
     at_others = {site.number: [h[:, None] for h in pulled[site.number]] for site in others}
-    recording = SiteRecords(leaves, trace.free_values(leaves), run.records, at_others, trace.lengths)
+    recording = SiteRecords(leaves, program.free_values(leaves), run.records, at_others, program.lengths)
     return recording, [(one, pulled[number][0]) for number, one in by_site.items()]
 
 
@@ -210,7 +210,7 @@ def _shape(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget
     def of(leaf, free_values, records, cotangents):
         named = dict(zip(free, free_values, strict=True))
         at = dict(zip(dependent, records, strict=True))
-        return statistic(SiteRecords([leaf], named, at, {site.number: cotangents}, {}), formed.route, budget)
+        return statistic(SiteRecords([leaf], named, at, {site.number: cotangents}, {}), formed.parameter, budget)
 
     return jax.eval_shape(
         of,

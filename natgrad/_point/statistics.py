@@ -21,7 +21,7 @@ from natgrad._uses.parameter_uses import MatrixUse, ParameterUses, UseGroup
 def factors_of(recording: SiteRecords, group: UseGroup) -> FactoredRows:
     """All uses of a group as one, with their positions one after the other."""
     data = [
-        (recording.operand(member.use, member.layout.input), recording.cotangents[member.use.site.number][0])
+        (recording.operand(member.use, member.form.input), recording.cotangents[member.use.site.number][0])
         for member in group.members
     ]
     # Where inputs and cotangents change places, or are set against rows that are read, each cotangent needs inputs
@@ -48,10 +48,10 @@ def lookups_of(recording: SiteRecords, group: UseGroup) -> LookupRows:
     """All look-ups of a group as one."""
     indices, cotangents = [], []
     for member in group.lookups:
-        assert isinstance(member.layout, LookupForm)
-        indices.append(jax.vmap(member.layout.indices)(recording.operand(member.use, member.layout.input)))
+        assert isinstance(member.form, LookupForm)
+        indices.append(jax.vmap(member.form.indices)(recording.operand(member.use, member.form.input)))
         h = recording.cotangents[member.use.site.number][0]
-        cotangents.append(_tree.at_least_float32(jax.vmap(jax.vmap(member.layout.cotangents))(h)))
+        cotangents.append(_tree.at_least_float32(jax.vmap(jax.vmap(member.form.cotangents))(h)))
     num_rows = group.lookups[0].use.value.aval.shape[0]
     index = jnp.concatenate(_tree.promote(*indices), axis=1)
     h = jnp.concatenate(_tree.promote(*cotangents), axis=2)
@@ -59,24 +59,24 @@ def lookups_of(recording: SiteRecords, group: UseGroup) -> LookupRows:
     return LookupRows(index, h, num_rows, factors_of(recording, group) if group.members else None)
 
 
-def rows_of(recording: SiteRecords, route: ParameterUses) -> DenseRows:
+def rows_of(recording: SiteRecords, parameter: ParameterUses) -> DenseRows:
     """The gradients of examples, by the local derivative of every site the parameter takes part in."""
-    leaf = recording.leaves[route.leaf]
-    values = list(dict.fromkeys(use.value for use in route.uses))
+    leaf = recording.leaves[parameter.leaf]
+    values = list(dict.fromkeys(use.value for use in parameter.uses))
 
     def weights(leaf):
         leaves = list(recording.leaves)
-        leaves[route.leaf] = leaf
+        leaves[parameter.leaf] = leaf
         return evaluate(values, leaves)
 
     _, carry_on = jax.vjp(weights, leaf)
     given = [recording.free[value] for value in values]
-    functions = [local(use.site, use.site.meeting, recording.free, recording.lengths) for use in route.uses]
+    functions = [local(use.site, use.site.meeting, recording.free, recording.lengths) for use in parameter.uses]
 
     def gradients(data):
         """The gradients of one example, one for each cotangent."""
         totals = [None] * len(values)
-        for use, function, (records, cotangents) in zip(route.uses, functions, data, strict=True):
+        for use, function, (records, cotangents) in zip(parameter.uses, functions, data, strict=True):
             place, meeting = values.index(use.value), use.site.meeting
             # With respect to all operands that carry a gradient: some derivatives are not defined for one alone.
             at = [recording.free[Use(use.site, k).value] for k in meeting]
@@ -85,7 +85,7 @@ def rows_of(recording: SiteRecords, route: ParameterUses) -> DenseRows:
             totals[place] = gradient if totals[place] is None else totals[place] + gradient
         return _tree.at_least_float32(jax.vmap(lambda *total: carry_on(list(total))[0])(*totals))
 
-    data = [recording.of(use.site) for use in route.uses]
+    data = [recording.of(use.site) for use in parameter.uses]
     columns = recording.num_cotangents
     each = max(leaf.size, *(value.size for value in given))
     bytes_each = columns * max(leaf.dtype.itemsize, 4) * each
@@ -94,14 +94,14 @@ def rows_of(recording: SiteRecords, route: ParameterUses) -> DenseRows:
 
 def use_factors(recording: SiteRecords, member: MatrixUse) -> tuple[Any, Any]:
     """The inputs and cotangents of one use, for all examples."""
-    inputs = recording.operand(member.use, member.layout.input)
+    inputs = recording.operand(member.use, member.form.input)
     return _expanded(member, inputs, recording.cotangents[member.use.site.number][0])
 
 
 def _expanded(member: MatrixUse, inputs: Any, cotangents: Any) -> tuple[Any, Any]:
-    assert isinstance(member.layout, NormalForm)
-    a = jax.vmap(member.layout.inputs)(inputs)
-    h = jax.vmap(jax.vmap(member.layout.cotangents))(cotangents)
+    assert isinstance(member.form, NormalForm)
+    a = jax.vmap(member.form.inputs)(inputs)
+    h = jax.vmap(jax.vmap(member.form.cotangents))(cotangents)
     return _tree.at_least_float32(a), _tree.at_least_float32(h)
 
 
@@ -112,35 +112,37 @@ def _unfold(a: Any, h: Any, is_swapped: bool) -> tuple[Any, Any]:
     return (h, a) if is_swapped else (a, h)
 
 
-def power_sum(recording: SiteRecords, route: ParameterUses, budget: MemoryBudget, power: int) -> Float[Array, "..."]:
+def power_sum(
+    recording: SiteRecords, parameter: ParameterUses, budget: MemoryBudget, power: int
+) -> Float[Array, "..."]:
     r"""$\sum_i g_i^p$ for an even power, entry by entry: an array like the parameter."""
-    leaf = recording.leaves[route.leaf]
-    if not route.uses:
+    leaf = recording.leaves[parameter.leaf]
+    if not parameter.uses:
         return jnp.zeros(leaf.shape, _tree.wide(leaf))
-    if not route.groups:
-        return rows_of(recording, route).power_sum(power, budget)
+    if not parameter.groups:
+        return rows_of(recording, parameter).power_sum(power, budget)
     parts = []
-    for group in route.groups:
+    for group in parameter.groups:
         powers = [rows.power_sum(power, budget) for rows in _group_rows(recording, group)]
         parts.append(_carried(recording, group, _tree.sum_leaves(powers), power))
     return _tree.sum_leaves(parts)
 
 
-def squared_norms(recording: SiteRecords, route: ParameterUses, budget: MemoryBudget) -> Float[Array, "n c"]:
+def squared_norms(recording: SiteRecords, parameter: ParameterUses, budget: MemoryBudget) -> Float[Array, "n c"]:
     r"""$|g_i|^2$ with respect to the parameter."""
-    return _tree.sum_leaves([rows.squared_norms(budget) for rows in _all_rows(recording, route)])
+    return _tree.sum_leaves([rows.squared_norms(budget) for rows in _all_rows(recording, parameter)])
 
 
-def gram(recording: SiteRecords, route: ParameterUses, budget: MemoryBudget) -> Float[Array, "n c n c"]:
+def gram(recording: SiteRecords, parameter: ParameterUses, budget: MemoryBudget) -> Float[Array, "n c n c"]:
     r"""$\langle g_i, g_j\rangle$ with respect to the parameter."""
-    return _tree.sum_leaves([rows.gram(budget) for rows in _all_rows(recording, route)])
+    return _tree.sum_leaves([rows.gram(budget) for rows in _all_rows(recording, parameter)])
 
 
-def _all_rows(recording: SiteRecords, route: ParameterUses) -> list[AbstractRows]:
+def _all_rows(recording: SiteRecords, parameter: ParameterUses) -> list[AbstractRows]:
     """The parts of a gradient whose inner products add up: in normal form, or else gradients that are formed."""
-    if not _is_unmixed(route):
-        return [rows_of(recording, route)]
-    return [rows for group in route.groups for rows in _group_rows(recording, group)]
+    if not _is_unmixed(parameter):
+        return [rows_of(recording, parameter)]
+    return [rows for group in parameter.groups for rows in _group_rows(recording, group)]
 
 
 def _group_rows(recording: SiteRecords, group: UseGroup) -> list[AbstractRows]:
@@ -154,9 +156,9 @@ def _group_rows(recording: SiteRecords, group: UseGroup) -> list[AbstractRows]:
 
 def _carried(recording: SiteRecords, group: UseGroup, powers: Float[Array, "g d o"], power: int) -> Array:
     """Sums of powers in normal form, carried over to the parameter entry by entry."""
-    copy, layout = group.reference.copy, group.reference.layout
+    copy, form = group.reference.copy, group.reference.form
     shape = recording.free[copy.value].shape
-    (placed,) = jax.linear_transpose(layout.weight, jax.ShapeDtypeStruct(shape, powers.dtype))(powers)
+    (placed,) = jax.linear_transpose(form.weight, jax.ShapeDtypeStruct(shape, powers.dtype))(powers)
     if copy.is_scaled:
         placed = placed * scale_of(recording, copy).astype(placed.dtype) ** power
     return copy.collect(placed)
@@ -169,7 +171,7 @@ def scale_of(recording: SiteRecords, copy: EntryCopy) -> Array:
     return jax.jvp(value, (at,), (jnp.ones_like(at),))[1]
 
 
-def _is_unmixed(route: ParameterUses) -> bool:
+def _is_unmixed(parameter: ParameterUses) -> bool:
     """Whether inner products can be taken in the normal form: its entries are the parameter's, and as they are."""
-    members = [member for group in route.groups for member in (*group.members, *group.lookups)]
+    members = [member for group in parameter.groups for member in (*group.members, *group.lookups)]
     return bool(members) and not any(member.copy.is_scaled or member.copy.is_mixed for member in members)

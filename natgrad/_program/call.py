@@ -79,7 +79,7 @@ def compare_programs(call: Call, count: int) -> tuple[PyTree, str]:
     if count == 1:
         return whole, ""
     axes = [None] * len(call.param_shapes) + list(call.axes)
-    return whole, find_coupling(compat.program(batch), compat.program(single), axes)
+    return whole, find_coupling(compat.closed_jaxpr(batch), compat.closed_jaxpr(single), axes)
 
 
 def shape_of(leaf: Any, axis: int | None = None, size: int | None = None) -> jax.ShapeDtypeStruct:

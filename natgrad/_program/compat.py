@@ -120,7 +120,7 @@ def _inner(eqn: Equation) -> list[Any]:
     return [part for part in parts if hasattr(part, "eqns")]
 
 
-def program(jaxpr: Any) -> ClosedJaxpr:
+def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:
     """A jaxpr with its constants, whether they are kept beside it or in it (JAX 0.12)."""
     return ClosedJaxpr(getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ())))
 
@@ -129,32 +129,34 @@ def call(eqn: Equation) -> ClosedJaxpr | None:
     """The program of a plain call, which may be inlined; `None` for other equations."""
     if name(eqn) not in CALLS:
         return None
-    return program(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"])
+    return closed_jaxpr(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"])
 
 
 def called(eqn: Equation) -> ClosedJaxpr | None:
     """The program of a call of any kind, also with derivatives of its own or rematerialised."""
     if name(eqn) in CUSTOM:
-        return program(eqn.params["call_jaxpr"] if "call_jaxpr" in eqn.params else eqn.params["fun_jaxpr"])
-    return program(eqn.params["jaxpr"]) if name(eqn) in REMATERIALISED else call(eqn)
+        return closed_jaxpr(eqn.params["call_jaxpr"] if "call_jaxpr" in eqn.params else eqn.params["fun_jaxpr"])
+    return closed_jaxpr(eqn.params["jaxpr"]) if name(eqn) in REMATERIALISED else call(eqn)
 
 
 def while_loop(eqn: Equation) -> WhileParts | None:
     if name(eqn) != "while":
         return None
     p = eqn.params
-    return WhileParts(program(p["cond_jaxpr"]), program(p["body_jaxpr"]), p["cond_nconsts"], p["body_nconsts"])
+    return WhileParts(
+        closed_jaxpr(p["cond_jaxpr"]), closed_jaxpr(p["body_jaxpr"]), p["cond_nconsts"], p["body_nconsts"]
+    )
 
 
 def rematerialised(eqn: Equation) -> tuple[ClosedJaxpr, dict] | None:
     """The program inside a `jax.checkpoint`, and its options."""
     if name(eqn) not in REMATERIALISED:
         return None
-    return program(eqn.params["jaxpr"]), {key: eqn.params[key] for key in ("policy", "prevent_cse")}
+    return closed_jaxpr(eqn.params["jaxpr"]), {key: eqn.params[key] for key in ("policy", "prevent_cse")}
 
 
 def branches(eqn: Equation) -> list[ClosedJaxpr] | None:
-    return [program(branch) for branch in eqn.params["branches"]] if name(eqn) == "cond" else None
+    return [closed_jaxpr(branch) for branch in eqn.params["branches"]] if name(eqn) == "cond" else None
 
 
 def scan(eqn: Equation) -> ScanParts | None:
@@ -165,7 +167,9 @@ def scan(eqn: Equation) -> ScanParts | None:
         num_constants, num_carried, _ = map(len, p["ft_in"].unpack())
     else:
         num_constants, num_carried = p["num_consts"], p["num_carry"]
-    return ScanParts(program(p["jaxpr"]), num_constants, num_carried, p["length"], p["reverse"], p.get("unroll", 1))
+    return ScanParts(
+        closed_jaxpr(p["jaxpr"]), num_constants, num_carried, p["length"], p["reverse"], p.get("unroll", 1)
+    )
 
 
 def dot(eqn: Equation) -> DotParts | None:

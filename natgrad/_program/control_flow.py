@@ -188,10 +188,10 @@ class Scan(Instruction):
 
 
 def plan_remat(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any) -> list[Value]:
-    program, options = compat.rematerialised(eqn)  # pyright: ignore[reportGeneralTypeIssues]
+    closed, options = compat.rematerialised(eqn)  # pyright: ignore[reportGeneralTypeIssues]
     inside = scope._replace(is_rematerialised=True)
     part = Plan(scope.loops)
-    ends = planner.walk(part, program, operands, inside)
+    ends = planner.walk(part, closed, operands, inside)
     part.ends = tuple(planner.as_dependent(part, end, inside) for end in ends)
     outputs = tuple(Dependent(end.aval, scope.loops, is_perturbed(end)) for end in part.ends)
     plan.steps.append(Remat(part, options, outputs))
@@ -205,9 +205,9 @@ def plan_cond(
     what only the branch not taken would have computed need not be finite."""
     index, *rest = operands
     parts = []
-    for program in compat.branches(eqn) or ():
+    for closed in compat.branches(eqn) or ():
         part = Plan(scope.loops)
-        ends = planner.walk(part, program, rest, scope)
+        ends = planner.walk(part, closed, rest, scope)
         part.ends = tuple(planner.as_dependent(part, end, scope) for end in ends)
         if not all(_is_guarded(value, rest) for value in part.free()):
             return None

@@ -41,10 +41,10 @@ class Planner:
         self.lengths[loop] = length
         return loop
 
-    def walk(self, plan: Plan, program: compat.ClosedJaxpr, operands: Sequence[Value], scope: Scope) -> list[Value]:
+    def walk(self, plan: Plan, closed: compat.ClosedJaxpr, operands: Sequence[Value], scope: Scope) -> list[Value]:
         """Add the equations of a program to a plan. Returns the program's results."""
-        jaxpr = program.jaxpr
-        env: dict[Any, Value] = dict(zip(jaxpr.constvars, map(constant, program.constants), strict=True))
+        jaxpr = closed.jaxpr
+        env: dict[Any, Value] = dict(zip(jaxpr.constvars, map(constant, closed.constants), strict=True))
         env.update(zip(jaxpr.invars, operands, strict=True))
         read = lambda atom: constant(atom.val) if compat.is_literal(atom) else env[atom]
         for eqn in jaxpr.eqns:
@@ -166,26 +166,26 @@ class TappedRun(NamedTuple):
     pull: Callable[[list[Any]], Inputs]
 
 
-def tapped(trace: Program, leaves: list[Any], x: PyTree) -> TappedRun:
+def tapped(program: Program, leaves: list[Any], x: PyTree) -> TappedRun:
     """Run a batch with a zero added to every result of every site; the cotangent of that zero is the result's."""
-    zeros = {site.number: trace.zeros(site) for site in trace.sites}
-    return visited(trace, leaves, x, zeros, dict.fromkeys(zeros, 0), add_taps, trace.sites)
+    zeros = {site.number: program.zeros(site) for site in program.sites}
+    return visited(program, leaves, x, zeros, dict.fromkeys(zeros, 0), add_taps, program.sites)
 
 
 def tapped_with_derivative(
-    trace: Program, leaves: list[Any], x: PyTree
+    program: Program, leaves: list[Any], x: PyTree
 ) -> tuple[TappedRun, Callable[[PyTree], PyTree]]:
     """As `tapped`, and from the same run the derivative of the outputs with respect to the parameters."""
-    zeros = {site.number: trace.zeros(site) for site in trace.sites}
-    visit = Visit(add_taps, frozenset(value for site in trace.sites for value in site.recorded))
-    count = len(trace.param_structs)
+    zeros = {site.number: program.zeros(site) for site in program.sites}
+    visit = Visit(add_taps, frozenset(value for site in program.sites for value in site.recorded))
+    count = len(program.param_structs)
     params, shared = leaves[:count], leaves[count:]
-    run = lambda params, taps: trace.run([*params, *shared], x, taps, dict.fromkeys(zeros, 0), visit)
+    run = lambda params, taps: program.run([*params, *shared], x, taps, dict.fromkeys(zeros, 0), visit)
     z, forward, records = jax.linearize(run, params, zeros, has_aux=True)
-    named = dict(zip(trace.plan.recorded(visit.wanted), records, strict=True))
+    named = dict(zip(program.plan.recorded(visit.wanted), records, strict=True))
 
     def push(v: PyTree) -> PyTree:
-        return jax.tree.unflatten(jax.tree.structure(trace.outputs), forward(jax.tree.leaves(v), zeros))
+        return jax.tree.unflatten(jax.tree.structure(program.outputs), forward(jax.tree.leaves(v), zeros))
 
     def pull(cotangents: list[Any]) -> Inputs:
         return jax.linear_transpose(forward, params, zeros)(cotangents)[1]
@@ -194,7 +194,7 @@ def tapped_with_derivative(
 
 
 def visited(
-    trace: Program,
+    program: Program,
     leaves: list[Any],
     x: PyTree,
     inputs: Inputs,
@@ -206,10 +206,10 @@ def visited(
 
     Parameters are differentiated too where rules ask what is perturbed, although their cotangents are not used."""
     visit = Visit(probe, frozenset(value for site in recorded for value in site.recorded))
-    count = len(trace.param_structs) if trace.plan.asks_what_is_perturbed() else 0
-    run = lambda inputs, params: trace.run([*params, *leaves[count:]], x, inputs, mapped, visit)
+    count = len(program.param_structs) if program.plan.asks_what_is_perturbed() else 0
+    run = lambda inputs, params: program.run([*params, *leaves[count:]], x, inputs, mapped, visit)
     z, pull, records = jax.vjp(run, inputs, leaves[:count], has_aux=True)
-    named = dict(zip(trace.plan.recorded(visit.wanted), records, strict=True))
+    named = dict(zip(program.plan.recorded(visit.wanted), records, strict=True))
     return TappedRun(z, named, lambda cotangents: pull(cotangents)[0])
 
 
@@ -228,24 +228,24 @@ def trace_example(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -
     shared, data = call.split(jax.tree.leaves(x))
     first = lambda *arguments: [leaf[0] for leaf in jax.tree.leaves(call.of_one(*arguments))]
     shapes = call.param_shapes, [shape_of(leaf) for leaf in shared], [shape_of(leaf, axis) for leaf, axis in data]
-    program = compat.program(jax.make_jaxpr(first)(*shapes))
-    return _plan(program, params, shared, call.axes, count, whole, coupling)
+    closed = compat.closed_jaxpr(jax.make_jaxpr(first)(*shapes))
+    return _plan(closed, params, shared, call.axes, count, whole, coupling)
 
 
 def _plan(
-    program: compat.ClosedJaxpr, params: PyTree, shared: Sequence, axes: tuple, count: int, whole: PyTree, coupling: str
+    closed: compat.ClosedJaxpr, params: PyTree, shared: Sequence, axes: tuple, count: int, whole: PyTree, coupling: str
 ) -> Program:
     num_params, num_leaves = len(jax.tree.leaves(params)), len(jax.tree.leaves(params)) + len(shared)
-    variables = program.jaxpr.invars
+    variables = closed.jaxpr.invars
     leaves = [
         Leaf(var.aval, frozenset([index] if index < num_params else []), (), index)
         for index, var in enumerate(variables[:num_leaves])
     ]
     data = [Dependent(var.aval, ()) for var in variables[num_leaves:]]
     planner, plan = Planner(), Plan((), tuple(data))
-    ends = planner.walk(plan, program, [*leaves, *data], Scope())
+    ends = planner.walk(plan, closed, [*leaves, *data], Scope())
     plan.ends = tuple(planner.as_dependent(plan, end, Scope()) for end in ends)
     sites = tuple(plan.sites())
     names, structs = _tree.names(params), _tree.structure(params)
-    is_closed = is_concrete(program.constants)
+    is_closed = is_concrete(closed.constants)
     return Program(plan, sites, planner.lengths, axes, count, names, structs, whole, coupling, is_closed)

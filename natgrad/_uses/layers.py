@@ -98,49 +98,53 @@ class OtherParameter:
 Layer = Weight | ScaleShift | OtherParameter
 
 
-def find_layers(trace: Program, routes: Sequence[ParameterUses]) -> list[Layer]:
+def find_layers(program: Program, parameters: Sequence[ParameterUses]) -> list[Layer]:
     """The layers of a model. Every parameter is in one of them at least, with all its uses."""
-    flow = DataFlow(trace.plan)
+    flow = DataFlow(program.plan)
     weights: list[Weight] = []
     reasons: dict[int, str] = {}
-    for route in routes:
-        found = _weights(route, trace.lengths)
+    for parameter in parameters:
+        found = _weights(parameter, program.lengths)
         if isinstance(found, str):
-            reasons[route.leaf] = found
+            reasons[parameter.leaf] = found
         else:
             weights += found
-    others = [route for route in routes if not any(route.leaf == weight.leaf for weight in weights)]
-    for route in others:
+    others = [parameter for parameter in parameters if not any(parameter.leaf == weight.leaf for weight in weights)]
+    for parameter in others:
         # A bias goes with a weight, or else with the factor that stands next to the outputs.
         for k, weight in sorted(enumerate(weights), key=lambda pair: pair[1].is_factor):
-            shift = _shift(trace, flow, route, weight)
+            shift = _shift(program, flow, parameter, weight)
             if shift is not None:
                 weights[k] = replace(weight, biases=(*weight.biases, shift))
                 break
     taken = {bias.leaf for weight in weights for bias in weight.biases}
-    others = [route for route in others if route.leaf not in taken]
-    units = _all_units(trace, flow, others)
+    others = [parameter for parameter in others if parameter.leaf not in taken]
+    units = _all_units(program, flow, others)
     taken |= {leaf for one in units for leaf in (one.scale, one.shift)}
-    rest = [OtherParameter(route.leaf, reasons.get(route.leaf, "")) for route in others if route.leaf not in taken]
+    rest = [
+        OtherParameter(parameter.leaf, reasons.get(parameter.leaf, ""))
+        for parameter in others
+        if parameter.leaf not in taken
+    ]
     return [*weights, *units, *rest]
 
 
-def _weights(route: ParameterUses, lengths: dict[int, int]) -> list[Weight] | str:
+def _weights(parameter: ParameterUses, lengths: dict[int, int]) -> list[Weight] | str:
     """The matrices in a parameter, or why it has none (an empty reason: nothing of the kind is to be expected)."""
-    if not route.groups:
-        product = low_rank.group_of(route.uses, route.leaf, lengths)
+    if not parameter.groups:
+        product = low_rank.group_of(parameter.uses, parameter.leaf, lengths)
         if product is not None:
-            return [Weight(route.leaf, *product, None)]
-        return "" if route.acts_on_entries else route.reason
+            return [Weight(parameter.leaf, *product, None)]
+        return "" if parameter.acts_on_entries else parameter.reason
     found = []
-    for group in route.groups:
+    for group in parameter.groups:
         reference = group.reference
         if any(member.copy.is_scaled and not member.copy.is_uniform for member in (*group.members, *group.lookups)):
             return "the weight is scaled, not everywhere alike"
         numbers = reference.copy.index_map()
         if numbers is None:
             return "which entries are used is not known before the program runs"
-        entries = np.asarray(reference.layout.weight(numbers))
+        entries = np.asarray(reference.form.weight(numbers))
         selection = _selection(entries)
         if selection is None:
             return "its entries are not a rectangle of the weight"
@@ -148,7 +152,7 @@ def _weights(route: ParameterUses, lengths: dict[int, int]) -> list[Weight] | st
             continue
         is_whole = tuple(map(len, (selection.groups, selection.inputs, selection.outputs))) == entries.shape
         entries = entries[np.ix_(selection.groups, selection.inputs, selection.outputs)]
-        found.append(Weight(route.leaf, group, entries, None if is_whole else selection))
+        found.append(Weight(parameter.leaf, group, entries, None if is_whole else selection))
     return found or "none of its entries is used"
 
 
@@ -159,17 +163,17 @@ def _selection(entries: Numbers) -> Rectangle | None:
     return Rectangle(groups, inputs, outputs) if mine[np.ix_(groups, inputs, outputs)].all() else None
 
 
-def _shift(trace: Program, flow: DataFlow, route: ParameterUses, weight: Weight) -> Bias | None:
+def _shift(program: Program, flow: DataFlow, parameter: ParameterUses, weight: Weight) -> Bias | None:
     """The parameter as one that is added to results of a weight, if that is all it does."""
-    if not route.uses or weight.group.lookups:
+    if not parameter.uses or weight.group.lookups:
         return None
     if any(member.through is not None and member.through.is_output for member in weight.group.members):
         return None
     added: list[BiasUse] = []
     entries = None
-    for use in route.uses:
+    for use in parameter.uses:
         is_sum = use.site.primitive in SUMS or (use.site.primitive == "sub" and use.operand == 1)
-        found = _copied(trace, use, route.leaf) if is_sum else None
+        found = _copied(program, use, parameter.leaf) if is_sum else None
         if found is None or not found[0].is_uniform:
             return None
         copy, numbers = found
@@ -187,12 +191,12 @@ def _shift(trace: Program, flow: DataFlow, route: ParameterUses, weight: Weight)
         added.append(BiasUse(found[0][0], copy, use.site.primitive == "sub"))
         entries = found[0][1]
     assert entries is not None
-    return Bias(route.leaf, tuple(added), entries)
+    return Bias(parameter.leaf, tuple(added), entries)
 
 
 def _per_output(source: Origin, member: MatrixUse, numbers: Numbers, selection: Rectangle | None) -> Numbers | None:
     """Which entry of a shift is added to each output of a use, if that is so at all positions, and no entry twice."""
-    placed = np.asarray(member.layout.cotangents(source.carried_back(numbers)))
+    placed = np.asarray(member.form.cotangents(source.carried_back(numbers)))
     first = placed[:, 0]
     if not np.array_equal(placed, np.broadcast_to(first[:, None], placed.shape)):
         return None
@@ -201,36 +205,36 @@ def _per_output(source: Origin, member: MatrixUse, numbers: Numbers, selection: 
     return own if is_all and len(np.unique(own)) == own.size else None
 
 
-def _copied(trace: Program, use: Use, leaf: int) -> tuple[EntryCopy, Numbers] | None:
+def _copied(program: Program, use: Use, leaf: int) -> tuple[EntryCopy, Numbers] | None:
     """The value of a use as a copy of a parameter, and for every entry of the result of its site (loops in front) the
     number of the parameter's entry that meets it, -1 for none."""
     origin = leaf_of(use.value, leaf)
-    copy = copy_of(use.value, origin, trace.lengths) if origin is not None else None
+    copy = copy_of(use.value, origin, program.lengths) if origin is not None else None
     numbers = copy.index_map() if copy is not None else None
     if copy is None or numbers is None or len(use.site.avals) != 1:
         return None
     own, loops = use.value.loops, use.site.loops
     shape = use.site.avals[0].shape
     rank = len(shape) - len(use.value.aval.shape)
-    lead = [trace.lengths[loop] if loop in own else 1 for loop in loops]
+    lead = [program.lengths[loop] if loop in own else 1 for loop in loops]
     placed = numbers.reshape(*lead, *(1,) * rank, *use.value.aval.shape)
-    return copy, np.broadcast_to(placed, (*(trace.lengths[loop] for loop in loops), *shape))
+    return copy, np.broadcast_to(placed, (*(program.lengths[loop] for loop in loops), *shape))
 
 
-def _all_units(trace: Program, flow: DataFlow, routes: Sequence[ParameterUses]) -> list[ScaleShift]:
+def _all_units(program: Program, flow: DataFlow, parameters: Sequence[ParameterUses]) -> list[ScaleShift]:
     """Pairs of a scale and a shift, each used once."""
-    by_site = {route.uses[0].site: route for route in routes if len(route.uses) == 1}
-    scales = {site: route for site, route in by_site.items() if site.primitive == "mul"}
+    by_site = {parameter.uses[0].site: parameter for parameter in parameters if len(parameter.uses) == 1}
+    scales = {site: parameter for site, parameter in by_site.items() if site.primitive == "mul"}
     found, taken = [], set()
-    for site, route in by_site.items():
+    for site, parameter in by_site.items():
         if site.primitive not in SUMS | {"sub"} or len(site.operands) != 2:
             continue
-        beside = site.operands[1 - route.uses[0].operand]
+        beside = site.operands[1 - parameter.uses[0].operand]
         for source in flow.sources(beside, is_scaled=True):
             scale = scales.get(source.site)
             if scale is None or scale.leaf in taken or source.site.loops != site.loops:
                 continue
-            pair = _units(trace, scale, route, source)
+            pair = _units(program, scale, parameter, source)
             if pair is not None:
                 found.append(pair)
                 taken.add(scale.leaf)
@@ -238,8 +242,8 @@ def _all_units(trace: Program, flow: DataFlow, routes: Sequence[ParameterUses]) 
     return found
 
 
-def _units(trace: Program, scale: ParameterUses, shift: ParameterUses, source: Origin) -> ScaleShift | None:
-    copies = [_copied(trace, route.uses[0], route.leaf) for route in (scale, shift)]
+def _units(program: Program, scale: ParameterUses, shift: ParameterUses, source: Origin) -> ScaleShift | None:
+    copies = [_copied(program, parameter.uses[0], parameter.leaf) for parameter in (scale, shift)]
     if copies[0] is None or copies[1] is None:
         return None
     pairs = np.unique(np.stack([source.carried(copies[0][1]).reshape(-1), copies[1][1].reshape(-1)]), axis=1)

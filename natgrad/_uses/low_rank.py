@@ -11,7 +11,7 @@ from natgrad._program.values import Free, Result, Slice
 from natgrad._uses.base import Use
 from natgrad._uses.copies import EntryCopy, copy_of, leaf_of, source
 from natgrad._uses.normal_form import NormalForm, arrange
-from natgrad._uses.parameter_uses import MatrixUse, UseGroup, layout_of
+from natgrad._uses.parameter_uses import MatrixUse, UseGroup, normal_form_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class LowRankFactor:
 def seen_from(use: Use, leaf: int, lengths: dict[int, int]) -> tuple[MatrixUse, np.ndarray] | None:
     """A use of a weight as one of the parameter in it, with the numbers of the parameter's entries `gdo`; `None` if
     the weight is not a product with that parameter."""
-    layout, product = layout_of(use), _product(use.value, leaf)
-    if product is None or not isinstance(layout, NormalForm):
+    form, product = normal_form_of(use), _product(use.value, leaf)
+    if product is None or not isinstance(form, NormalForm):
         return None
     copy = copy_of(use.value, product, lengths)
     place = source(product, frozenset([leaf]))
@@ -51,7 +51,7 @@ def seen_from(use: Use, leaf: int, lengths: dict[int, int]) -> tuple[MatrixUse, 
     axes = lambda k, which: tuple(axis + loops for axis in which[k])
     free = [parts.free(k, len(product.operands[k].aval.shape)) for k in (0, 1)]
     order = lambda k: (tuple(range(loops)), axes(k, parts.contracted), axes(k, free))
-    numbers, weight = inner.index_map(), _weight(copy, layout)
+    numbers, weight = inner.index_map(), _weight(copy, form)
     if numbers is None or weight is None:
         return None
     rows, columns = np.divmod(
@@ -66,7 +66,7 @@ def seen_from(use: Use, leaf: int, lengths: dict[int, int]) -> tuple[MatrixUse, 
         entries, how = own_numbers[:, :, own[0]], through(others[:, 0], is_output=False)
     else:
         return None
-    return MatrixUse(use, layout, copy, through=how), entries
+    return MatrixUse(use, form, copy, through=how), entries
 
 
 def _product(value: Free, leaf: int) -> Result | None:
@@ -82,12 +82,12 @@ def _product(value: Free, leaf: int) -> Result | None:
     return value
 
 
-def _weight(copy: EntryCopy, layout: NormalForm) -> np.ndarray | None:
+def _weight(copy: EntryCopy, form: NormalForm) -> np.ndarray | None:
     """Which entry of the product each entry of the weight is, if that is the same in every group."""
     numbers = copy.index_map()
     if numbers is None:
         return None
-    placed = np.asarray(layout.weight(numbers))
+    placed = np.asarray(form.weight(numbers))
     size = copy.origin.aval.size
     is_same = np.array_equal(placed, placed[:1] + size * np.arange(len(placed))[:, None, None])
     return placed[0] if is_same else None

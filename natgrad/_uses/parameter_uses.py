@@ -20,7 +20,7 @@ class MatrixUse:
     other factor, where the weight is a product of the parameter with something else."""
 
     use: Use
-    layout: NormalForm | LookupForm
+    form: NormalForm | LookupForm
     copy: EntryCopy
     is_swapped: bool = False
     through: Any = None
@@ -28,7 +28,7 @@ class MatrixUse:
     def positions(self, lengths: dict[int, int]) -> tuple[int, ...]:
         """The sizes of the axes that the positions of the use run over."""
         loops = self.use.site.loops
-        return (*(lengths[loops[axis]] for axis in self.use.loop_axes[1]), *self.layout.places)
+        return (*(lengths[loops[axis]] for axis in self.use.loop_axes[1]), *self.form.places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,20 +71,20 @@ def uses_of(sites: Sequence[Site], leaf: int) -> list[Use]:
     return [use for use in uses if leaf in use.value.leaves]
 
 
-def find_route(uses: Sequence[Use], leaf: int, lengths: dict[int, int]) -> ParameterUses:
+def find_uses(uses: Sequence[Use], leaf: int, lengths: dict[int, int]) -> ParameterUses:
     """The way to a parameter from all its uses."""
     uses = tuple(uses)
     kinds = tuple(kind(use) for use in uses)
     members = []
     for use in uses:
-        layout = layout_of(use)
-        if layout is None:
+        form = normal_form_of(use)
+        if form is None:
             return ParameterUses(leaf, uses, (), f"used by `{use.site.primitive}`", kinds)
         origin = leaf_of(use.value, leaf)
         copy = copy_of(use.value, origin, lengths) if origin is not None else None
         if copy is None:
             return ParameterUses(leaf, uses, (), "the weight is computed from the parameter, not copied", kinds)
-        members.append(MatrixUse(use, layout, copy))
+        members.append(MatrixUse(use, form, copy))
     groups = _grouped(members)
     return (
         ParameterUses(leaf, uses, (), groups, kinds)
@@ -93,7 +93,7 @@ def find_route(uses: Sequence[Use], leaf: int, lengths: dict[int, int]) -> Param
     )
 
 
-def layout_of(use: Use) -> NormalForm | LookupForm | None:
+def normal_form_of(use: Use) -> NormalForm | LookupForm | None:
     return normal_form.dense_form(use) or normal_form.convolution_form(use) or normal_form.lookup_form(use)
 
 
@@ -117,7 +117,7 @@ def _grouped(members: list[MatrixUse]) -> tuple[UseGroup, ...] | str:
     maps = [member.copy.index_map() for member in members]
     if any(m is None for m in maps):
         return "which entries are used is not known before the program runs"
-    normal = [member.layout.weight(m) for member, m in zip(members, maps, strict=True)]
+    normal = [member.form.weight(m) for member, m in zip(members, maps, strict=True)]
     groups: list[list[tuple[MatrixUse, np.ndarray]]] = []
     is_taken = np.zeros(math.prod(members[0].copy.origin.aval.shape), bool)
     for member, m in zip(members, normal, strict=True):
@@ -140,10 +140,10 @@ def _grouped(members: list[MatrixUse]) -> tuple[UseGroup, ...] | str:
 
 def _group(members: list) -> UseGroup:
     """Members with their index maps, turned to the orientation of the first look-up, or of the first member."""
-    is_lookup = lambda member: isinstance(member.layout, LookupForm)
+    is_lookup = lambda member: isinstance(member.form, LookupForm)
     reference = next((m for member, m in members if is_lookup(member)), members[0][1])
     turned = [
-        MatrixUse(member.use, member.layout, member.copy, m is not None and not _is_same(reference, m))
+        MatrixUse(member.use, member.form, member.copy, m is not None and not _is_same(reference, m))
         for member, m in members
     ]
     return UseGroup(tuple(m for m in turned if not is_lookup(m)), tuple(m for m in turned if is_lookup(m)))

@@ -1,0 +1,1 @@
+"""Experiments on a problem: comparing methods, training one, examining its geometry, and the verdict."""

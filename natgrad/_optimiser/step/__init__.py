@@ -1,0 +1,1 @@
+"""Step rules: how far to go along the natural gradient."""

@@ -1,0 +1,1 @@
+"""Structures: how the metric is approximated, kept over steps and solved with."""

@@ -115,8 +115,8 @@ class EKFAC(AbstractStructure):
     ) -> tuple[BlockMetric, Scalar]:
         """The metric with the second moments of this step, in its eigenvectors, among its values."""
         basis = dict(zip(metric.operator.places, metric.operator.blocks, strict=True))
-        own = [Measured(one.batch, [_in_basis(each, basis) for each in one.assignments]) for one in measured]
-        fresh = combined(own, [one.batch.blocks(one.assignments) for one in own])
+        own = [Measured(one.batch, [_in_basis(each, basis) for each in one.estimators]) for one in measured]
+        fresh = combined(own, [one.batch.blocks(one.estimators) for one in own])
         total = self.decay * weight + 1
         kept, part = self.decay * weight / total, 1 / total
         is_good = is_good & jnp.isfinite(fresh.trace())
@@ -127,7 +127,7 @@ class EKFAC(AbstractStructure):
         return corrected, jnp.where(is_good, total, weight)
 
     def _factors(self, measured: list[Measured]) -> BlockMetric:
-        return combined(measured, [one.batch.blocks(one.assignments) for one in measured])
+        return combined(measured, [one.batch.blocks(one.estimators) for one in measured])
 
     def _measured(self, parts, key) -> list[Measured]:
         return measure(parts, key, self.rules, self.num_samples)
@@ -138,11 +138,11 @@ def _decomposed(metric: BlockMetric) -> BlockMetric:
     return BlockMetric(operator, metric.report(), metric.num_examples)
 
 
-def _in_basis(assignment: AbstractEstimator, basis: dict[BlockEntries, AbstractBlock]) -> AbstractEstimator:
-    block = basis.get(assignment.place)
-    if not is_corrected(assignment) or not isinstance(block, EigenBlock):
-        return assignment
-    return corrected(assignment, block.input_basis, block.output_basis)
+def _in_basis(estimator: AbstractEstimator, basis: dict[BlockEntries, AbstractBlock]) -> AbstractEstimator:
+    block = basis.get(estimator.place)
+    if not is_corrected(estimator) or not isinstance(block, EigenBlock):
+        return estimator
+    return corrected(estimator, block.input_basis, block.output_basis)
 
 
 def values_in(basis: AbstractBlock, block: Any) -> Array:

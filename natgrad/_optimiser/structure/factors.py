@@ -29,7 +29,7 @@ class Measured(NamedTuple):
     """A part of a batch with the cotangents of its outputs, and the blocks to compute from them."""
 
     batch: Batch
-    assignments: list[AbstractEstimator]
+    estimators: list[AbstractEstimator]
 
 
 def make_rules(weights: str, options: Mapping[str, Any]) -> BlockRules:
@@ -45,24 +45,24 @@ def measure(parts: Sequence[Part], key: Key | None, rules: BlockRules, num_sampl
     for number, part in enumerate(parts):
         assert part.forward is not None
         columns = columns_of(part, key, num_samples, number)
-        assignments = choose(part.forward.trace, part.forward.routes, rules, {})
-        found.append(Measured(Batch(part.forward, weighed(part, columns), part.example_weights()), assignments))
+        estimators = choose(part.forward.program, part.forward.parameters, rules, {})
+        found.append(Measured(Batch(part.forward, weighed(part, columns), part.example_weights()), estimators))
     return found
 
 
 def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]]) -> BlockMetric:
     """The metric of all parts. The sum of several Kronecker products is replaced by the nearest one."""
-    metrics = [own.batch.metric(own.assignments, list(each)) for own, each in zip(measured, blocks, strict=True)]
+    metrics = [own.batch.metric(own.estimators, list(each)) for own, each in zip(measured, blocks, strict=True)]
     if len(metrics) == 1:
         return metrics[0]
     by_place: dict[BlockEntries, list[AbstractBlock]] = {}
     unused: dict[BlockEntries, AbstractBlock] = {}
     for own, each in zip(measured, blocks, strict=True):
-        for assignment, block in zip(own.assignments, each, strict=True):
-            if isinstance(assignment, ZeroEstimator):
-                unused[assignment.place] = block
+        for estimator, block in zip(own.estimators, each, strict=True):
+            if isinstance(estimator, ZeroEstimator):
+                unused[estimator.place] = block
             else:
-                by_place.setdefault(assignment.place, []).append(block)
+                by_place.setdefault(estimator.place, []).append(block)
     # What no output of a term depends on is left to the other terms.
     covered = {part.leaf for place in by_place for part in place.parts}
     alone = {place: [block] for place, block in unused.items() if not covered & {part.leaf for part in place.parts}}

@@ -188,7 +188,7 @@ class KFAC(AbstractStructure):
 
     def _measured(self, parts, key) -> BlockMetric:
         measured = measure(parts, key, self.rules, self.num_samples)
-        return combined(measured, [own.batch.blocks(own.assignments) for own in measured])
+        return combined(measured, [own.batch.blocks(own.estimators) for own in measured])
 
     def _average(self, state: KFACState) -> BlockMetric:
         return RunningAverage(self.decay)._value(state.average)
