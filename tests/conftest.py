@@ -1,11 +1,12 @@
+import collections
 import contextlib
+import hashlib
 import itertools
 import os
 
 import hypothesis
 import jax
 import pytest
-from slow_cases import SLOW_CASES
 
 pytest.register_assert_rewrite("helpers")
 
@@ -21,11 +22,21 @@ hypothesis.settings.load_profile("natgrad")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Of the cases of a test marked `sample(n)`, all but `n` are slow.
+
+    They are chosen by a hash of their names, the same for all tests of a file, which share what they compile."""
+    groups = collections.defaultdict(list)
     for item in items:
-        tests = SLOW_CASES.get(item.path.name, {})
-        cases = " ".join([tests.get("", ""), tests.get(getattr(item, "originalname", ""), "")]).split()
-        if hasattr(item, "callspec") and item.callspec.id in cases:
+        if item.get_closest_marker("sample"):
+            groups[item.path, item.originalname].append(item)
+    for cases in groups.values():
+        (count,) = cases[0].get_closest_marker("sample").args
+        for item in sorted(cases, key=lambda item: _digest(item.path.name, item.callspec.id))[count:]:
             item.add_marker("slow")
+
+
+def _digest(*names):
+    return hashlib.sha256("/".join(names).encode()).hexdigest()
 
 
 @pytest.fixture(autouse=True)

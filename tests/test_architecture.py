@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slow_cases import SLOW_CASES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "natgrad"
@@ -312,9 +311,3 @@ def test_one_file_factorises_matrices():
 def test_one_file_knows_the_parameters_of_equations():
     assert equation_readers(package_sources()) == ["_program.compat", "_program.slices"]
     assert equation_readers({"_a": "length = eqn.params['length']"}) == ["_a"]
-
-
-def test_cases_that_wait_belong_to_tests():
-    for file, tests in SLOW_CASES.items():
-        text = (ROOT / "tests" / file).read_text()
-        assert [name for name in tests if f"def {name}(" not in text] == [""] * ("" in tests)

@@ -53,6 +53,7 @@ def metric(name):
     return build(getattr(ng, name))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.compat
 @pytest.mark.parametrize("name", ["kfac", "ekfac"])
 def test_algebra_is_that_of_the_dense_matrix(name, getkey):
@@ -147,9 +148,8 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("dead_relu", "small") else pytest.mark.slow) for name in HARD]
-)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("factored", [False, True])
 def test_hard_cases_in_single_precision_stay_finite(name, factored):
     """Fewer examples than inputs, so that factors are singular; damping far below rounding."""

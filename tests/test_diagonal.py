@@ -21,6 +21,7 @@ def root(case):
     return rows.reshape(-1, jax.tree.leaves(z)[0].shape[0], rows.shape[1])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_diagonal_and_gram_equal_brute_force(name):
     case = MODELS[name]()

@@ -502,6 +502,7 @@ def test_shapes_and_dtypes_are_refused_while_tracing(call, error, words):
         jax.eval_shape(call, jax.ShapeDtypeStruct((2,), jnp.float64))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_products_with_the_metric_carry_no_checks(name):
     family, eta, *_ = FAMILIES[name]()

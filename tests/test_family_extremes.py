@@ -258,6 +258,7 @@ def exact_rows(name, dtype):
     return [[mp.mpf(float(x)) for x in row] for row in EDGES[name].etas.astype(dtype)]
 
 
+@pytest.mark.sample(6)
 @edges
 @precisions
 @mp.workdps(DIGITS)
@@ -278,6 +279,7 @@ def test_log_partition_moments_and_fisher(name, dtype):
                 assert_rounded(ours["squared_factor"][i, k, m], fisher[k][m], slack, dtype)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [name for name, edge in EDGES.items() if edge.exact.mean_log_base])
 @precisions
 @mp.workdps(DIGITS)
@@ -294,6 +296,7 @@ def test_entropy(name, dtype):
         assert_rounded(actual, value, slack + (name not in DISCRETE), dtype)
 
 
+@pytest.mark.sample(8)
 @edges
 @pytest.mark.parametrize("size", [NEAR, FAR], ids=["near", "far"])
 @precisions
@@ -315,6 +318,7 @@ def test_divergence(name, size, dtype):
         assert_rounded(actual, *with_slack(divergence, eta + [mp.mpf(float(x)) for x in other]), dtype)
 
 
+@pytest.mark.sample(6)
 @edges
 @precisions
 def test_scores_of_samples_are_finite(name, dtype):
@@ -448,6 +452,7 @@ def test_derivatives_of_the_bernoulli_likelihood_at_zero_and_far_away():
 # Single precision ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(6)
 @pytest.mark.float32
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32_agrees_with_float64(name, getkey):

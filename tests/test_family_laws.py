@@ -21,15 +21,8 @@ import natgrad as ng
 DRAWS = 20_000
 FEW = 200
 
-# The law of another case covers the same code: a Dirichlet of two, and a Gaussian without leading axes.
-COVERED = ("beta", "diagonal_gaussian")
-
-
-def marks(name):
-    return [pytest.mark.xdist_group(name), *([pytest.mark.slow] if name in COVERED else [])]
-
-
-families = pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in FAMILIES])
+GROUPED = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAMILIES]
+families = pytest.mark.parametrize("name", GROUPED)
 
 
 @functools.cache
@@ -138,11 +131,13 @@ def draws(name) -> SimpleNamespace:
     return SimpleNamespace(**jax.tree.map(np.asarray, values))
 
 
+@pytest.mark.sample(3)
 @families
 def test_moments_are_the_gradient_of_the_log_partition(name):
     assert_close(facts(name).xi, facts(name).gradient_of_log_partition)
 
 
+@pytest.mark.sample(3)
 @families
 def test_fisher_is_the_hessian_of_the_log_partition_and_the_slope_of_the_moments(name):
     known = facts(name)
@@ -150,6 +145,7 @@ def test_fisher_is_the_hessian_of_the_log_partition_and_the_slope_of_the_moments
     assert_close(known.fisher, known.slope_of_moments)
 
 
+@pytest.mark.sample(3)
 @families
 def test_fisher_is_the_covariance_of_statistics_and_of_scores(name):
     known, drawn = facts(name), draws(name)
@@ -159,6 +155,7 @@ def test_fisher_is_the_covariance_of_statistics_and_of_scores(name):
     assert_mean(drawn.score[:, :, None] * drawn.score[:, None, :], known.fisher)
 
 
+@pytest.mark.sample(3)
 @families
 def test_score_is_statistics_minus_moments(name):
     known, drawn = facts(name), draws(name)
@@ -166,12 +163,14 @@ def test_score_is_statistics_minus_moments(name):
     assert_close(drawn.score[:FEW], drawn.gradients_of_log_prob, 1e-9, 1e-11)
 
 
+@pytest.mark.sample(3)
 @families
 def test_hessian_of_the_negative_log_likelihood_is_the_fisher_whatever_the_data(name):
     fisher, hessians = facts(name).fisher, draws(name).hessians_of_log_prob
     assert_close(-hessians, np.broadcast_to(fisher, hessians.shape), 1e-9)
 
 
+@pytest.mark.sample(3)
 @families
 def test_natural_parameters_invert_the_moments(name):
     """On the directions that change the distribution; for minimal families these are all."""
@@ -182,6 +181,7 @@ def test_natural_parameters_invert_the_moments(name):
     assert_close(directions @ known.slope_of_natural @ known.fisher, directions, 1e-8, 1e-10)
 
 
+@pytest.mark.sample(3)
 @families
 def test_maximum_likelihood_matches_moments(name):
     """Erratum E2: the gradient of the mean log-likelihood is the average statistics minus the moments."""
@@ -192,6 +192,7 @@ def test_maximum_likelihood_matches_moments(name):
     assert drawn.log_best.mean() > drawn.log_p[:FEW].mean()
 
 
+@pytest.mark.sample(3)
 @families
 def test_divergence_is_the_bregman_divergence_in_both_coordinates(name):
     """`KL(p1, p2)` is that of the log partition at eta2 from eta1, and that of the dual at xi1 from xi2."""
@@ -204,6 +205,7 @@ def test_divergence_is_the_bregman_divergence_in_both_coordinates(name):
     assert abs(known.kl - known.kl_back) > 1e-6 or name.startswith("gaussian_mean")
 
 
+@pytest.mark.sample(3)
 @families
 def test_divergence_has_the_fisher_for_a_hessian_at_coincidence_in_either_argument(name):
     known = facts(name)
@@ -212,6 +214,7 @@ def test_divergence_has_the_fisher_for_a_hessian_at_coincidence_in_either_argume
         assert_close(hessian, known.fisher, 1e-7, 1e-9)
 
 
+@pytest.mark.sample(3)
 @families
 def test_divergence_entropy_and_dual_are_expectations(name):
     known, drawn = facts(name), draws(name)
@@ -222,6 +225,7 @@ def test_divergence_entropy_and_dual_are_expectations(name):
     assert_mean(-entropy - log_h, known.dual, slack=1e-9)
 
 
+@pytest.mark.sample(3)
 @families
 def test_dual_is_the_largest_gap(name):
     known = facts(name)
@@ -229,6 +233,7 @@ def test_dual_is_the_largest_gap(name):
     assert known.other @ known.xi - known.other_log_partition < known.dual
 
 
+@pytest.mark.sample(3)
 @families
 def test_natural_gradient_is_the_gradient_in_the_moments_and_the_reverse(name):
     known = facts(name)
@@ -239,6 +244,7 @@ def test_natural_gradient_is_the_gradient_in_the_moments_and_the_reverse(name):
     assert_close(known.slope_of_moments @ gradient_in_moments, known.gradient, 1e-7, 1e-10)
 
 
+@pytest.mark.sample(3)
 @families
 def test_leading_axes_are_independent_and_summed(name):
     known = facts(name)
@@ -258,6 +264,7 @@ def test_leading_axes_are_independent_and_summed(name):
         assert_close(array, jax.vmap(ravel_pytree(eta)[1])(np.stack(expected)), 1e-9)
 
 
+@pytest.mark.sample(3)
 @families
 @pytest.mark.compat
 def test_eager_compiled_and_half_precision_evaluation_agree(name):

@@ -249,6 +249,7 @@ def computed(name: str) -> dict[str, Any]:
     return ours | {"p": weights * np.exp(ours["log_p"]), "q": weights * np.exp(ours["log_q"])}
 
 
+@pytest.mark.sample(5)
 @cases
 def test_log_prob_and_entropy_are_those_of_scipy(name):
     case, ours = CASES[name], computed(name)
@@ -258,12 +259,14 @@ def test_log_prob_and_entropy_are_those_of_scipy(name):
     np.testing.assert_allclose(ours["entropy"], case.entropy, rtol=1e-9)
 
 
+@pytest.mark.sample(5)
 @cases
 def test_probabilities_sum_to_one(name):
     np.testing.assert_allclose(np.sum(computed(name)["p"]), 1.0, rtol=1e-12)
     np.testing.assert_allclose(np.sum(computed(name)["q"]), 1.0, rtol=1e-12)
 
 
+@pytest.mark.sample(5)
 @cases
 def test_moments_and_fisher_are_mean_and_covariance_of_the_statistics(name):
     ours = computed(name)
@@ -273,6 +276,7 @@ def test_moments_and_fisher_are_mean_and_covariance_of_the_statistics(name):
     np.testing.assert_allclose(ours["fisher"], (p[:, None] * (t - mean)).T @ (t - mean), 1e-10, 1e-12)
 
 
+@pytest.mark.sample(5)
 @cases
 def test_entropy_and_divergence_are_expectations(name):
     ours = computed(name)

@@ -50,6 +50,7 @@ def facts(name) -> SimpleNamespace:
     return SimpleNamespace(z=z, direction=np.cos(vector), most_columns=most_columns, **values)
 
 
+@pytest.mark.sample(5)
 @geometries
 def test_metric_is_the_hessian_of_the_dissimilarity_at_coincidence(name):
     known = facts(name)
@@ -58,6 +59,7 @@ def test_metric_is_the_hessian_of_the_dissimilarity_at_coincidence(name):
     assert abs(known.least) < 1e-13
 
 
+@pytest.mark.sample(5)
 @geometries
 def test_product_matrix_and_factor_agree(name):
     known = facts(name)
@@ -70,6 +72,7 @@ def test_product_matrix_and_factor_agree(name):
     assert jax.tree.structure(known.factor) == jax.tree.structure(known.product) == jax.tree.structure(known.z)
 
 
+@pytest.mark.sample(5)
 @geometries
 def test_samples_have_mean_zero_and_the_metric_for_a_covariance(name):
     draws = np.asarray(facts(name).samples)
@@ -77,12 +80,14 @@ def test_samples_have_mean_zero_and_the_metric_for_a_covariance(name):
     assert_mean(draws[:, :, None] * draws[:, None, :], facts(name).matrix)
 
 
+@pytest.mark.sample(5)
 @geometries
 def test_dissimilarity_is_positive_between_different_outputs(name):
     assert facts(name).there > 1e-3
     assert facts(name).back > 1e-3
 
 
+@pytest.mark.sample(5)
 @fisher_geometries
 def test_fisher_geometry_is_the_bregman_geometry_of_the_log_partition(name):
     """And it cannot tell apart parameters of the same distribution, nor confuses any others."""
@@ -150,6 +155,7 @@ def test_euclidean_geometry_takes_any_pytree(tree):
     assert_close(columns(geometry.factor(z)), np.eye(size))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["euclidean_tree", "categoricals", "heads", "bernoullis", "bregman"])
 def test_cotangents_have_the_dtype_of_the_output(name, dtype, getkey):

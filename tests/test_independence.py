@@ -387,6 +387,7 @@ def test_coupled_examples_are_refused(name):
     refusals(around(COUPLED[name]), plain_params(), normal(3, COUNT, 3), "couples examples")
 
 
+@pytest.mark.sample(12)
 @pytest.mark.compat
 @pytest.mark.parametrize("name", COUPLED)
 def test_coupling_is_seen_in_the_program(name):
@@ -520,9 +521,8 @@ def symbolic_zeros(w, x):
     return symbolic_jvp()(jnp.sin(x), w)
 
 
-@pytest.mark.parametrize(
-    "model", [checkpointed_loop, pytest.param(ordinary_equation, marks=pytest.mark.slow), symbolic_zeros]
-)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("model", [checkpointed_loop, ordinary_equation, symbolic_zeros])
 def test_rules_see_parameters_as_perturbed(model):
     w, x, u = normal(1, 2, 2), normal(2, 8, 2), jnp.ones((8, 2))
     expected = jax.jit(jax.grad(lambda w: jnp.sum(model(w, x))))(w)

@@ -25,6 +25,7 @@ def exact(model, geometry, params, x):
 # Deep linear networks with squared error: every block, whatever the number of examples.
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 def test_deep_linear_networks(has_bias, sharing):
@@ -138,11 +139,8 @@ CONVOLUTIONS = {
 }
 
 
-def slow_but(cases, quick):
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in cases]
-
-
-@pytest.mark.parametrize("name", slow_but(CONVOLUTIONS, {"dilated", "transposed", "grouped"}))
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_are_exact_where_they_should_be(name):
     rank, shape, options = CONVOLUTIONS[name]
     params = {"kernel": normal(1, *shape), "bias": normal(2, shape[-1])}
@@ -205,7 +203,8 @@ CURVLINOPS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(CURVLINOPS, {"mlp_ce", "conv_ce", "seq_ce"}))
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", CURVLINOPS)
 def test_factors_are_those_of_curvlinops(name):
     model, geometry, scale = CURVLINOPS[name]
     geometry = scale * geometry

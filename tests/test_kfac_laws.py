@@ -19,9 +19,6 @@ import natgrad as ng
 
 SQUARES = ng.Euclidean()
 SOFTMAX = ng.Fisher(ng.Categorical())
-# The others wait for `make test-slow`.
-QUICK = {"tied_mixed"}
-MODELS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ZOO]
 
 
 def mlp():
@@ -50,7 +47,8 @@ def dense(function, model, geometry, params, x, **options):
 # Against gradients that are formed.
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ZOO)
 @quiet
 def test_corrected_eigenvalues_are_nearest_and_keep_the_trace(name):
     """With exact backward passes, of all blocks at once; what is dense or of two is exact."""
@@ -334,6 +332,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", UNUSUAL)
 @quiet
 def test_unusual_uses_are_exact_for_one_example(name):

@@ -47,6 +47,7 @@ def stacks(*lead: int):
     return a @ a.mT + jnp.broadcast_to(jnp.eye(4), a.shape), normal(2, *lead, 4, 3)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.compat
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
 @pytest.mark.parametrize("name", PAIRS)

@@ -93,6 +93,7 @@ def test_gauss_newton_is_the_pullback_of_the_hessian_of_the_loss(name):
     check_against(build, lambda: brute_pullback(case), 1e-9)
 
 
+@pytest.mark.sample(3)
 @with_loss
 def test_empirical_fisher_is_the_covariance_plus_the_square_of_the_mean(name):
     """Erratum E15: the second moment of gradients is not their covariance. Divisor N in both."""
@@ -108,6 +109,7 @@ def test_empirical_fisher_is_the_covariance_plus_the_square_of_the_mean(name):
     check_against(lambda: ng.gradient_covariance(*arguments), covariance)
 
 
+@pytest.mark.sample(4)
 @with_loss
 def test_hessian_is_the_fisher_plus_a_residual_term(name):
     """The residual term weighs the curvature of each output by the slope of the loss there."""

@@ -23,8 +23,6 @@ STRUCTURES = {
     "diagonal": ng.Diagonal,
     "exact": ng.Exact,
 }
-# One structure that factorises and one that does not, in `make test`.
-SOME = [pytest.param(name, marks=[] if name in ("kfac", "exact") else pytest.mark.slow) for name in STRUCTURES]
 
 
 def tagger(params, x):
@@ -66,7 +64,8 @@ def one_step(name, batch, params=None, ignored=None):
 # Padding and weights -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_what_stands_in_padding_does_not_matter(name):
     """Neither in inputs nor in targets, for loss, gradient, metric and factors."""
     params, x, y, mask = sequences()
@@ -81,7 +80,8 @@ def test_what_stands_in_padding_does_not_matter(name):
     assert_close(one_step(name, (x, hidden, mask))[0], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_an_ignored_label_is_a_weight_of_zero(name):
     params, x, y, mask = sequences()
     expected, _, info = one_step(name, (x, y, mask))
@@ -89,7 +89,8 @@ def test_an_ignored_label_is_a_weight_of_zero(name):
     assert_close((after, told.loss), (expected, info.loss), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_weights_of_positions_that_are_equal_are_weights_of_examples(name):
     params, x, y, _ = sequences()
     weights = jnp.asarray([1.0, 2.0, 0.5, 0.0, 1.0, 3.0])
@@ -366,7 +367,8 @@ def test_parameters_that_no_output_depends_on_are_named():
 # What a step reports -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_healthy_steps_pass_under_debug_nans(name):
     params, batch = classifier_problem()
     opt = ng.NaturalGradient(classifier, ng.Categorical(), STRUCTURES[name]())
@@ -409,7 +411,8 @@ def test_the_loss_of_a_step_is_that_of_the_model_on_its_batch():
 STEPS = {"default": None, "constant": ng.ConstantStep(0.5), "clip": ng.KLClip(), "validated": ng.CrossValidated()}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "default" else pytest.mark.slow) for n in STEPS])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", STEPS)
 def test_steps_can_be_differentiated(name):
     """The gradient of a result of two steps, against finite differences."""
     params, batch = classifier_problem()
@@ -575,7 +578,8 @@ def test_numbers_are_checked():
 # Look-up tables ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_rows_that_are_never_read_do_not_dilute_the_damping(name):
     """Damping starts from the mean over the entries that some example reads."""
     model = lambda params, x: jnp.tanh(params["table"][x]) @ params["out"]

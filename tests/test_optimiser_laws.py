@@ -43,6 +43,7 @@ def one_step(opt, params, batch, key=None):
     return jax.jit(opt.step)(params, opt.init(params, batch), batch, key)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.compat
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_a_step_solves_with_the_damped_metric(name):
@@ -86,6 +87,7 @@ def test_corrected_eigenvalues_are_averaged_from_those_of_the_factors():
     np.testing.assert_allclose(state.structure.metric.as_matrix(), expected, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("structure", ["exact", "diagonal", "kfac"])
 def test_damping_relative_to_the_diagonal_knows_no_units(structure):
     """Parameters in other units: the same function after the step. Damping by the identity fails this."""
@@ -403,6 +405,7 @@ def test_terms_add_losses_and_metrics():
         np.testing.assert_allclose(info.loss, value, rtol=1e-12)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("structure", [ng.KFAC, ng.EKFAC])
 def test_factors_of_terms_have_the_traces_of_their_sum(structure):
     params, (x, y) = classifier_problem()
@@ -417,6 +420,7 @@ def test_factors_of_terms_have_the_traces_of_their_sum(structure):
     np.testing.assert_allclose(state.structure.average.total.trace(), K.trace() + 0.3 * K2.trace(), rtol=1e-10)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["exact", "diagonal", "kfac"])
 def test_a_weight_of_two_is_an_example_given_twice(name):
     params, (x, y) = classifier_problem()

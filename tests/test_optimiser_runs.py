@@ -446,15 +446,8 @@ def test_auxiliary_outputs_and_keys_of_examples():
     assert 0.5 < float(info.aux["used"]) < 1 and losses[-1] < 0.6 * losses[0]
 
 
-@pytest.mark.parametrize(
-    "structure",
-    [
-        ng.KFAC,
-        ng.Diagonal,
-        pytest.param(ng.EKFAC, marks=pytest.mark.slow),
-        pytest.param(ng.Exact, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("structure", [ng.KFAC, ng.Diagonal, ng.EKFAC, ng.Exact])
 def test_small_batches_by_scan_and_after_a_bad_one(structure):
     """A batch with NaN makes the next steps shorter."""
     params, (x, y) = classifier_problem()

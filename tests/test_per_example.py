@@ -10,15 +10,6 @@ from zoo import ZOO
 import natgrad as ng
 
 REMATERIALISED = ("transformer_untied_remat", "scan_layers_remat_reverse", "deep_remat", "flax_linen_scan_remat")
-# Models that take long to compile and whose parts are in others, or that are compared further down.
-COVERED = ("flax_linen", "flax_linen_rnn", "eqx_model", "haiku_mlp", "flax_nnx", "scan_layers", *REMATERIALISED)
-# A few of every kind, where single precision could show something of its own.
-SOME = ("mlp", "tied_mixed")
-
-
-def unless(names, is_slow):
-    """Names, with those that only `make test-slow` runs marked."""
-    return [pytest.param(name, marks=pytest.mark.slow if is_slow(name) else ()) for name in names]
 
 
 def normal(like, *lead, seed=0):
@@ -71,7 +62,8 @@ def outputs_of(case):
     return z, jax.tree.leaves(z)[0].shape[0]
 
 
-@pytest.mark.parametrize("name", unless(ZOO, lambda name: name in COVERED))
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("name", ZOO)
 def test_statistics_equal_brute_force(name):
     """With two cotangents an example, which share the forward pass."""
     case = ZOO[name]()
@@ -79,9 +71,8 @@ def test_statistics_equal_brute_force(name):
     assert_all_equal(case, normal(z, 2), (2, count), 1e-10)
 
 
-@pytest.mark.parametrize(
-    "name", unless(REMATERIALISED, lambda name: name not in ("scan_layers_remat_reverse", "deep_remat"))
-)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", REMATERIALISED)
 def test_statistics_formed_in_the_backward_pass_equal_brute_force(name):
     """With one cotangent an example, statistics under `jax.checkpoint` are formed where the backward pass goes by."""
     case = ZOO[name]()
@@ -91,7 +82,8 @@ def test_statistics_formed_in_the_backward_pass_equal_brute_force(name):
     assert_all_equal(case, normal(z), (count,), 1e-10)
 
 
-@pytest.mark.parametrize("name", unless(["convnet", "odd"], lambda name: name == "odd"))
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["convnet", "odd"])
 def test_a_small_budget_changes_nothing(name):
     """Every chunked path."""
     case = ZOO[name]()
@@ -99,9 +91,10 @@ def test_a_small_budget_changes_nothing(name):
     assert_all_equal(case, normal(z, 2), (2, count), 1e-10, budget=200)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.float32
 @pytest.mark.users_defaults
-@pytest.mark.parametrize("name", unless(ZOO, lambda name: name not in SOME))
+@pytest.mark.parametrize("name", ZOO)
 def test_single_precision(name):
     with jax.default_matmul_precision("highest"):
         case = ZOO[name]()

@@ -1040,6 +1040,7 @@ def safe_statistics(model, params, x, u):
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", ["mlp", "remat_layers"])
 def test_statistics_can_be_differentiated(case):
     """With respect to the parameters and the cotangents; one example has no gradient, and its norm no slope."""
@@ -1120,6 +1121,7 @@ def test_model_closes_over_traced_arrays():
     assert differences(traced(params, x, shift, index, u), expected, 1e-10) == {}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", ["mlp", "remat_layers"])
 def test_many_models_at_once(case):
     """`jax.vmap` over a stack of parameters."""

@@ -99,6 +99,7 @@ def test_overparametrised_examples():
     np.testing.assert_allclose(crossing["pushed"], [[0.8, 0.4], [0.8, -0.4]], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", plots.FIGURES)
 def test_figures_are_drawn_in_the_dark(name, tmp_path):
     """In the light they are drawn by the page of figures."""

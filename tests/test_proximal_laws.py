@@ -114,6 +114,7 @@ SPACES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SPACES)
 def test_steps_agree_to_first_order_as_the_strength_grows(name):
     """Differences fall with the square of the strength, and what remains is the natural gradient."""
@@ -136,6 +137,7 @@ def test_steps_agree_to_first_order_as_the_strength_grows(name):
 # Mirror descent on exponential families -----------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_mirror_descent_moves_the_dual_coordinates(name):
     """In both directions, and each is exactly the natural gradient in the coordinates that it moves."""
@@ -216,6 +218,7 @@ def test_closed_forms_of_products_and_multiples():
 DISCRETE = ("bernoullis", "categoricals", "minimal_categorical", "poisson", "geometric", "negative_binomial", "product")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_natural_gradient_of_an_expectation_is_the_gradient_in_moments(name):
     """Of a mean statistic that is its coefficients, and both estimators find them."""
@@ -252,6 +255,7 @@ def test_a_step_of_variational_inference_is_the_conjugate_update():
 # Trust regions ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SPACES)
 def test_a_proximal_point_solves_the_trust_region_of_its_own_radius(name):
     dissimilarity, w = SPACES[name]()

@@ -40,6 +40,7 @@ def assert_agree(build, tolerance: float) -> None:
         assert off < tolerance, f"{jax.tree_util.keystr(path)} is off by {off:.1e}"
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_geometries(name):
     """Products with many tangents at once, factors and dissimilarities of many outputs."""

@@ -24,6 +24,7 @@ def gradient_of(case):
     return jax.grad(lambda params: jnp.mean(jax.vmap(case.loss)(case.model(params, case.x), case.y)))(case.params)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", WITH_LOSS)
 @pytest.mark.compat
 def test_all_solvers_agree_with_dense_algebra(name):
