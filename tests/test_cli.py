@@ -82,7 +82,12 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen:
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    command = [sys.executable, "-m", "natgrad", *arguments]
+    # Background jobs of a shell ignore SIGINT, and so do their children unless told otherwise.
+    code = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('natgrad', run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(
         command, cwd=folder, env=os.environ | cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
