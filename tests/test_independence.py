@@ -150,6 +150,9 @@ COUPLED: dict[str, Callable] = {
     )
 } | {
     "mean": lambda h: h - jnp.mean(h, axis=0, keepdims=True),
+    "row_set": lambda h: h.at[0].set(h[-1]),
+    "row_added_to": lambda h: h.at[jnp.zeros(len(h), int)].add(h),
+    "first_row_updated": lambda h: lax.dynamic_update_slice(h, jnp.sin(h[-1:]), (0, 0)),
     "largest": lambda h: h + jnp.max(h, axis=0, keepdims=True),
     "softmax": lambda h: jax.nn.softmax(h, axis=0),
     "sorted": lambda h: jnp.sort(h, axis=0),
@@ -222,6 +225,10 @@ INDEPENDENT: dict[str, Callable] = {
     )
 } | {
     "softmax_of_features": lambda h: jax.nn.softmax(h, axis=-1),
+    "column_set": lambda h: h * jnp.zeros_like(h).at[:, 1].set(2.0),
+    "columns_added_to": lambda h: h.at[:, jnp.array([0, 2])].add(h[:, :2]),
+    "own_entry_set": lambda h: jax.vmap(lambda row: row.at[jnp.argmax(row)].set(0.5))(h),
+    "window_updated": lambda h: lax.dynamic_update_slice(h, jnp.sin(h[:, :2]), (0, 1)),
     "sorted_features": lambda h: jnp.sort(h, axis=1) + jnp.cumsum(h, axis=1) + jnp.roll(h, 1, axis=1),
     "top_feature": lambda h: h - lax.top_k(h, 1)[0],
     "transposed": lambda h: (jnp.arange(h.shape[1], dtype=h.dtype)[:, None] * h.T).T,
@@ -398,7 +405,8 @@ def test_coupling_is_seen_in_the_program(name):
 # Which of the others can be told from the program; for the rest, a compiled program also runs the batch as it is.
 SEEN = (
     *("layer_norm", "mask_for_all", "over_features", "fixed_loop", "of_pairs", "mapped", "softmax_of_features"),
-    *("sorted_features", "transposed", "row_sums", "rematerialised"),
+    *("sorted_features", "transposed", "row_sums", "rematerialised", "column_set", "columns_added_to", "own_entry_set"),
+    "window_updated",
 )
 
 

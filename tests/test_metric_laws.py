@@ -6,9 +6,11 @@ import lineax as lx
 import numpy as np
 import pytest
 from helpers import assert_close, assert_mean, flat, ravel
+from jax.flatten_util import ravel_pytree
 from models import MODELS, normal
 
 import natgrad as ng
+from natgrad._metric.rescaled import RescaledMetric
 
 
 def metric_and_matrix(name="dense", **options):
@@ -67,6 +69,39 @@ def test_sums_multiples_and_restrictions_are_metrics():
     assert lx.is_symmetric(combined)
     rows = jax.jit(lambda m: m._root_rows())(restricted)
     assert_close(rows.T @ rows, part, 1e-9, 1e-12)
+
+
+def products_matrix(metric):
+    """The dense matrix, by products alone."""
+    flat, unflatten = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), metric.in_structure()))
+    return jax.vmap(lambda e: ravel_pytree(metric.mv(unflatten(e)))[0])(jnp.eye(flat.size))
+
+
+def combinations():
+    """Metrics made of two, of which one has more rows than there are parameters."""
+    case = MODELS["dense"]()
+    many = normal(9, 60, *case.x.shape[1:])
+    first = ng.pullback(case.model, case.geometry, case.params, case.x)
+    second = ng.pullback(lambda params, x: case.model(params, x)[:, :1], ng.Euclidean(), case.params, many)
+    scales = jax.tree.map(lambda leaf: 0.5 + jnp.abs(jnp.cos(jnp.arange(leaf.size))).reshape(leaf.shape), case.params)
+    total = first + 0.3 * second
+    return {"many": second, "multiple": 0.3 * second, "sum": total, "units": RescaledMetric(total, scales)}
+
+
+@pytest.mark.parametrize("name", ["many", "multiple", "sum", "units"])
+@pytest.mark.parametrize("limit", [None, 100])
+def test_matrices_rows_and_kernels_of_combinations_agree_with_products(name, limit, monkeypatch):
+    """Also where rows are too many to be held at once."""
+    if limit is not None:
+        monkeypatch.setattr("natgrad._metric.base.MAX_ROW_ENTRIES", limit)
+        monkeypatch.setattr("natgrad._metric.pullback.MAX_ROW_ENTRIES", limit)
+    metric = combinations()[name]
+    matrix, rows = products_matrix(metric), metric._root_rows()
+    assert rows.shape == (metric.root_size, metric.in_size())
+    assert_close(metric.as_matrix(), matrix, rtol=1e-10, atol=1e-12)
+    assert_close(rows.T @ rows, matrix, rtol=1e-10, atol=1e-12)
+    assert_close(metric.root_gram(), rows @ rows.T, rtol=1e-10, atol=1e-12)
+    assert_close(flat(metric.diagonal()), jnp.diagonal(matrix), rtol=1e-10, atol=1e-12)
 
 
 def test_samples_of_combinations(getkey):

@@ -15,8 +15,8 @@ from natgrad._model import check_structure
 from natgrad._types import Key, Matrix, Scalar
 from natgrad._vector import Covector, Vector, untyped
 
-# How many numbers a chunk of rows may hold while a dense quantity is put together.
-CHUNK = 2**25
+# How many numbers of rows may be held at once while a dense quantity is put together.
+MAX_ROW_ENTRIES = 2**25
 
 
 class AbstractMetric(lx.AbstractLinearOperator):
@@ -219,6 +219,19 @@ class SumMetric(AbstractMetric):
     def diagonal(self):
         return _tree.add(*(term.diagonal() for term in self.terms))
 
+    def as_matrix(self):
+        return _tree.sum_leaves([term.as_matrix().astype(self._dtype) for term in self.terms])
+
+    def root_gram(self):
+        rows = self.root_size
+        if rows is None or rows * self.in_size() > MAX_ROW_ENTRIES:
+            return AbstractMetric.root_gram(self)
+        stacked = self._root_rows()
+        return stacked @ stacked.T
+
+    def _root_rows(self):
+        return jnp.concatenate([term._root_rows().astype(self._dtype) for term in self.terms])
+
     @property
     def is_semidefinite(self):
         return all(term.is_semidefinite for term in self.terms)
@@ -288,8 +301,14 @@ class ScaledMetric(AbstractDerivedMetric):
     def root_gram(self):
         return _tree.scale(self.scale, self.metric.root_gram())
 
+    def as_matrix(self):
+        return _tree.scale(self.scale, self.metric.as_matrix())
+
     def diagonal(self):
         return _tree.scale(self.scale, self.metric.diagonal())
+
+    def _root_rows(self):
+        return _tree.scale(jnp.sqrt(self.scale), self.metric._root_rows())
 
     def _sample(self, key):
         return _tree.scale(jnp.sqrt(self.scale), self.metric._sample(key))
@@ -334,7 +353,7 @@ class RestrictedMetric(AbstractDerivedMetric):
 
 
 def chunk_size(size: int) -> int:
-    return max(1, min(256, CHUNK // max(size, 1)))
+    return max(1, min(256, MAX_ROW_ENTRIES // max(size, 1)))
 
 
 # What lineax asks of an operator, answered once for all metrics.
@@ -350,31 +369,3 @@ lx.linearise.register(AbstractMetric)(lambda metric: metric)
 lx.materialise.register(AbstractMetric)(lambda metric: metric)
 lx.conj.register(AbstractMetric)(lambda metric: metric)
 lx.diagonal.register(AbstractMetric)(lambda metric: _tree.flatten(metric.diagonal())[0])
-
-
-class RescaledMetric(AbstractDerivedMetric):
-    r"""$S G S$ for a diagonal $S$: a metric in other units of the parameters, $S$ of the old ones each."""
-
-    metric: AbstractMetric
-    scales: PyTree
-
-    def _mv(self, v):
-        return self.scaled(self.metric._mv(self.scaled(v)))
-
-    def root_mv(self, v):
-        return self.metric.root_mv(self.scaled(v))
-
-    def root_transpose_mv(self, u):
-        return self.scaled(self.metric.root_transpose_mv(u))
-
-    def diagonal(self):
-        return self.scaled(self.scaled(self.metric.diagonal()))
-
-    def _sample(self, key):
-        return self.scaled(self.metric._sample(key))
-
-    def in_structure(self):
-        return self.metric.in_structure()
-
-    def scaled(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda s, leaf: s.astype(leaf.dtype) * leaf, self.scales, tree)

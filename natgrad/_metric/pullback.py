@@ -12,7 +12,7 @@ from natgrad import _tree
 from natgrad._check import caller, public
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric import samples
-from natgrad._metric.base import AbstractMetric
+from natgrad._metric.base import MAX_ROW_ENTRIES, AbstractMetric
 from natgrad._metric.linearise import Linearisation, check_independent, linearise, may_couple
 from natgrad._metric.output import (
     AbstractOutputMetric,
@@ -24,6 +24,9 @@ from natgrad._metric.output import (
 )
 from natgrad._model import check_outputs, check_params, check_structure, num_examples, of_params, without_aux
 from natgrad._types import Key, Output, Scalar
+
+# Columns an example up to which a matrix is formed from rows.
+FEW_COLUMNS = 8
 
 
 class PullbackMetric(AbstractMetric):
@@ -72,6 +75,16 @@ class PullbackMetric(AbstractMetric):
             return AbstractMetric.diagonal(self)
         squares = _tree.scale(1 / self.num_examples, samples.squared_sum(self.source, columns))
         return _tree.cast_like(squares, self.in_structure())
+
+    def as_matrix(self):
+        # One backward pass gives a row of every example, so that few columns cost less than products with all
+        # parameters, however many examples there are.
+        columns = self._columns()
+        are_few = self.root_size <= FEW_COLUMNS * self.num_examples
+        if columns is None or not are_few or self.root_size * self.in_size() > MAX_ROW_ENTRIES:
+            return AbstractMetric.as_matrix(self)
+        rows = self._root_rows()
+        return rows.T @ rows
 
     def _root_rows(self):
         columns = self._columns()

@@ -12,7 +12,7 @@ import numpy as np
 
 from natgrad._check import is_concrete
 from natgrad._program import compat
-from natgrad._program.slices import SAME, Step, is_equal, keeps_slices
+from natgrad._program.slices import SAME, EquationPair, is_equal, keeps_slices
 
 # How a value relates to that for a batch of one: the axis along which its slices are the values for single examples;
 # `SAME` if it is the same value; or else the name of the primitive that may have coupled examples.
@@ -67,10 +67,10 @@ def _equation(a: compat.Equation, b: compat.Equation, operands: list[Relation]) 
     axes: list[int] = [operand for operand in operands if isinstance(operand, int)]
     results = [_axis(x.aval, y.aval) for x, y in zip(a.outvars, b.outvars, strict=True)]
     if set(axes) <= {SAME} and set(results) <= {SAME}:
-        is_same = Step(a, b, axes, axes).agrees()
+        is_same = EquationPair(a, b, axes, axes).agrees()
         return [SAME if is_same else compat.name(a)] * len(results)
     known = [axis for axis in results if axis is not None and axis != SAME]
-    keeps = len(known) == len(results) and keeps_slices(Step(a, b, axes, known))
+    keeps = len(known) == len(results) and keeps_slices(EquationPair(a, b, axes, known))
     return list(known) if keeps else [compat.name(a)] * len(results)
 
 

@@ -14,7 +14,7 @@ from natgrad._program import compat
 SAME = -1
 
 
-class Step(NamedTuple):
+class EquationPair(NamedTuple):
     """An equation of the program of a batch, the same in that of a batch of one, and the axes of the examples."""
 
     eqn: compat.Equation
@@ -35,7 +35,7 @@ class Step(NamedTuple):
         return ours.keys() == theirs.keys() and all(is_equal(ours[k], theirs[k]) for k in ours if k not in except_for)
 
 
-def keeps_slices(step: Step) -> bool:
+def keeps_slices(step: EquationPair) -> bool:
     name = compat.name(step.eqn)
     rule = RULES.get(name, elementwise if name in ELEMENTWISE else None)
     return rule is not None and rule(step)
@@ -49,7 +49,7 @@ def is_equal(a: Any, b: Any) -> bool:
         return False
 
 
-def elementwise(step: Step) -> bool:
+def elementwise(step: EquationPair) -> bool:
     """Operands of the same rank, of which some may have axes of size one, and numbers."""
     (axis,) = set(step.results) if len(set(step.results)) == 1 else (None,)
     shapes = [step.shape(k) for k in range(len(step.operands))]
@@ -57,43 +57,43 @@ def elementwise(step: Step) -> bool:
     return axis is not None and step.agrees() and all(map(fits, step.operands, shapes))
 
 
-def broadcast(step: Step) -> bool:
+def broadcast(step: EquationPair) -> bool:
     mapping, (axis,) = step.params["broadcast_dimensions"], step.results
     own = step.operands[0]
     is_placed = mapping[own] == axis if own != SAME else axis not in mapping or step.shape(0)[mapping.index(axis)] == 1
     return is_placed and len(step.operands) == 1 and step.agrees("shape")
 
 
-def reshape(step: Step) -> bool:
+def reshape(step: EquationPair) -> bool:
     """The axis stays where it is among the entries in their order."""
     (own,), (axis,) = step.operands, step.results
     before = math.prod(step.shape(0)[:own]), math.prod(step.params["new_sizes"][:axis])
     return before[0] == before[1] and step.params["dimensions"] is None and step.agrees("new_sizes")
 
 
-def transpose(step: Step) -> bool:
+def transpose(step: EquationPair) -> bool:
     return step.params["permutation"][step.results[0]] == step.operands[0] and step.agrees()
 
 
-def squeeze(step: Step) -> bool:
+def squeeze(step: EquationPair) -> bool:
     return step.agrees() and _is_left_out(step, step.params["dimensions"])
 
 
-def reduce(step: Step) -> bool:
+def reduce(step: EquationPair) -> bool:
     return step.agrees() and _is_left_out(step, step.params["axes"])
 
 
-def _is_left_out(step: Step, axes: Any) -> bool:
+def _is_left_out(step: EquationPair, axes: Any) -> bool:
     """Whether some axes go, but not that of the examples."""
     own = step.operands[0]
     left = own - sum(axis < own for axis in axes)
     return len(step.operands) == 1 and own not in axes and all(axis == left for axis in step.results)
 
 
-def along_an_axis(parameter: str) -> Callable[[Step], bool]:
+def along_an_axis(parameter: str) -> Callable[[EquationPair], bool]:
     """Equations that work along one axis, or some, and keep all."""
 
-    def rule(step: Step) -> bool:
+    def rule(step: EquationPair) -> bool:
         axes = step.params[parameter]
         # An axis may be a NumPy integer: `jnp.roll` joins its two parts along one (JAX 0.10.1).
         axes = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
@@ -103,10 +103,10 @@ def along_an_axis(parameter: str) -> Callable[[Step], bool]:
     return rule
 
 
-def in_last_axes(count: Callable[[Step], int]) -> Callable[[Step], bool]:
+def in_last_axes(count: Callable[[EquationPair], int]) -> Callable[[EquationPair], bool]:
     """Equations that work in the last axes, and keep those in front."""
 
-    def rule(step: Step) -> bool:
+    def rule(step: EquationPair) -> bool:
         inner = count(step)
         ranks = [len(atom.aval.shape) for atom in (*step.eqn.invars, *step.eqn.outvars)]
         axes = {*step.operands, *step.results}
@@ -115,20 +115,20 @@ def in_last_axes(count: Callable[[Step], int]) -> Callable[[Step], bool]:
     return rule
 
 
-def stack(step: Step) -> bool:
+def stack(step: EquationPair) -> bool:
     own, new = step.operands[0], step.params["axis"]
     return set(step.operands) == {own} and step.results == [own + (new <= own)] and step.agrees()
 
 
-def unstack(step: Step) -> bool:
+def unstack(step: EquationPair) -> bool:
     return step.agrees() and _is_left_out(step, (step.params["axis"],))
 
 
-def tile(step: Step) -> bool:
+def tile(step: EquationPair) -> bool:
     return step.params["reps"][step.operands[0]] == 1 and _keeps(step)
 
 
-def slice_of(step: Step) -> bool:
+def slice_of(step: EquationPair) -> bool:
     """The whole of the axis is taken."""
     (own,), p = step.operands, step.params
     strides = p["strides"]
@@ -140,7 +140,7 @@ def slice_of(step: Step) -> bool:
     return is_whole and is_same and (strides is None or strides[own] == 1) and step.results == [own]
 
 
-def dynamic_slice(step: Step) -> bool:
+def dynamic_slice(step: EquationPair) -> bool:
     """The whole of the axis is taken, at places that the examples share."""
     own, *starts = step.operands
     sizes = [equation.params["slice_sizes"] for equation in (step.eqn, step.single)]
@@ -149,22 +149,22 @@ def dynamic_slice(step: Step) -> bool:
     return is_whole and set(starts) == {SAME} and others[0] == others[1] and step.results == [own]
 
 
-def pad(step: Step) -> bool:
+def pad(step: EquationPair) -> bool:
     own, value = step.operands
     return value == SAME and step.params["padding_config"][own] == (0, 0, 0) and step.agrees() and step.results == [own]
 
 
-def iota(step: Step) -> bool:
+def iota(step: EquationPair) -> bool:
     """Numbers that count along another axis than that of the examples."""
     return step.params["dimension"] not in step.results and step.agrees("shape")
 
 
-def _keeps(step: Step) -> bool:
+def _keeps(step: EquationPair) -> bool:
     """The axis stays where it is."""
     return step.agrees() and step.results == step.operands
 
 
-def window(step: Step) -> bool:
+def window(step: EquationPair) -> bool:
     own, p = step.operands[0], step.params
     alone = all(
         p[name][own] == 1 for name in ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
@@ -172,7 +172,7 @@ def window(step: Step) -> bool:
     return len(step.operands) == 1 and alone and tuple(p["padding"][own]) == (0, 0) and _keeps(step)
 
 
-def dot(step: Step) -> bool:
+def dot(step: EquationPair) -> bool:
     """The axis is mapped in both operands, or free in one that meets something shared."""
     parts = compat.dot(step.eqn)
     assert parts is not None
@@ -187,14 +187,14 @@ def dot(step: Step) -> bool:
     return axis == len(parts.mapped[0]) + (len(free[0]) if k else 0) + free[k].index(own[k])
 
 
-def convolution(step: Step) -> bool:
+def convolution(step: EquationPair) -> bool:
     parts = compat.convolution(step.eqn)
     assert parts is not None
     is_plain = step.operands == [parts.input_axes[0], SAME] and parts.batch_groups == 1
     return is_plain and step.results == [parts.output_axes[0]] and step.agrees("lhs_shape")
 
 
-def gather(step: Step) -> bool:
+def gather(step: EquationPair) -> bool:
     """Indices of every example into something shared, or into something of its own that is mapped along."""
     table, own = step.operands
     axes, (axis,) = step.params["dimension_numbers"], step.results
@@ -204,6 +204,35 @@ def gather(step: Step) -> bool:
     if table != SAME and table in axes.operand_batching_dims:
         is_mapped = axes.start_indices_batching_dims[list(axes.operand_batching_dims).index(table)] == own
     return is_mapped and 0 <= own < len(batch) and batch[own] == axis and step.agrees()
+
+
+def scatter(step: EquationPair) -> bool:
+    """Something of every example is changed: all along its axis at places that the examples share (`x.at[:, 3].set`),
+    or at places of its own, mapped along."""
+    target, indices, updates = step.operands
+    numbers = step.params["dimension_numbers"]
+    # The function that combines old and new is told by the name of the primitive.
+    if target == SAME or step.results != [target] or not step.agrees("update_jaxpr", "update_consts"):
+        return False
+    if target in numbers.operand_batching_dims:
+        place = list(numbers.operand_batching_dims).index(target)
+        rank = len(step.shape(2))
+        over_indices = [k for k in range(rank) if k not in numbers.update_window_dims]
+        is_mapped = numbers.scatter_indices_batching_dims[place] == indices
+        return is_mapped and 0 <= indices < len(over_indices) and over_indices[indices] == updates
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    kept = [k for k in range(len(step.shape(0))) if k not in gone]
+    if indices != SAME or target not in kept or target in numbers.scatter_dims_to_operand_dims:
+        return False
+    window = numbers.update_window_dims[kept.index(target)]
+    return updates == window and step.shape(2)[window] == step.shape(0)[target]
+
+
+def dynamic_update_slice(step: EquationPair) -> bool:
+    """The whole of the axis is changed, at places that the examples share."""
+    target, update, *starts = step.operands
+    is_whole = target == update != SAME and step.shape(1)[target] == step.shape(0)[target]
+    return is_whole and set(starts) == {SAME} and step.results == [target] and step.agrees()
 
 
 ELEMENTWISE = {
@@ -216,7 +245,8 @@ ELEMENTWISE = {
     ).split(),
     *("shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta").split(),
 }
-RULES: dict[str, Callable[[Step], bool]] = {
+SCATTERED = ("add", "sub", "mul", "min", "max")
+RULES: dict[str, Callable[[EquationPair], bool]] = {
     "broadcast_in_dim": broadcast,
     "reshape": reshape,
     "transpose": transpose,
@@ -228,6 +258,8 @@ RULES: dict[str, Callable[[Step], bool]] = {
     "dot_general": dot,
     "conv_general_dilated": convolution,
     "gather": gather,
+    "dynamic_update_slice": dynamic_update_slice,
+    **dict.fromkeys(["scatter", *(f"scatter{sign}{name}" for sign in "-_" for name in SCATTERED)], scatter),
     "concatenate": along_an_axis("dimension"),
     "rev": along_an_axis("dimensions"),
     "sort": along_an_axis("dimension"),

@@ -9,9 +9,10 @@ from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._metric.base import AbstractMetric, RescaledMetric, SumMetric
+from natgrad._metric.base import AbstractMetric, SumMetric
 from natgrad._metric.output import ExactOutputMetric, SameGeometry
 from natgrad._metric.pullback import PullbackMetric
+from natgrad._metric.rescaled import RescaledMetric
 from natgrad._optimiser.batch import weigh
 from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.evaluation import Part
