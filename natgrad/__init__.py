@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 # Metrics on the parameters
+from natgrad._block.rules import BlockRules as BlockRules
 from natgrad._block.structure_report import BlockReport as BlockReport
 from natgrad._block.structure_report import StructureReport as StructureReport
 from natgrad._constraint import BackProjection as BackProjection

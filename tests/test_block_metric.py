@@ -13,9 +13,7 @@ from models import normal
 from zoo import affine, along, integers
 
 import natgrad as ng
-from natgrad._block.choose import BlockRules, check_rules
-from natgrad._block.kronecker import KroneckerBlock
-from natgrad._block.unfactored import DiagonalBlock
+from natgrad._block.rules import _sorted_structures, check_blocks
 
 SQUARES = ng.Euclidean()
 SOFTMAX = ng.Fisher(ng.Categorical())
@@ -45,7 +43,9 @@ def build(function=ng.kfac, dtype=None, **options):
     if dtype is not None:
         params = jax.tree.map(lambda p: p.astype(dtype), params)
     structures = {"params['power']": "diagonal"}
-    return jax.jit(lambda p: function(model, SQUARES, p, x, structures=structures, **options))(params)
+    return jax.jit(lambda p: function(model, SQUARES, p, x, **options, blocks=ng.BlockRules(structures=structures)))(
+        params
+    )
 
 
 @functools.cache
@@ -244,8 +244,8 @@ def test_a_fallback_is_warned_of_once_and_refused_if_strict():
     assert K.report().fallbacks[0].path == "params['w']"
     message = "`kfac` with `strict=True` needs a structure for every parameter, but `params['w']` is diagonal"
     with pytest.raises(ValueError, match=re.escape(message)):
-        ng.kfac(opaque, SQUARES, params, x, strict=True)
-    ng.kfac(opaque, SQUARES, params, x, strict=True, structures={"params['w']": "diagonal"})
+        ng.kfac(opaque, SQUARES, params, x, blocks=ng.BlockRules(strict=True))
+    ng.kfac(opaque, SQUARES, params, x, blocks=ng.BlockRules(strict=True, structures={"params['w']": "diagonal"}))
 
 
 def dropped(params, x):
@@ -256,8 +256,10 @@ def dropped(params, x):
 def test_a_product_that_is_written_out_is_a_fallback():
     params, x = {"w": normal(1, 12, 12)}, normal(2, 3, 12)
     with pytest.raises(ValueError, match="is diagonal \\(used by `select_n`\\)"):
-        ng.kfac(dropped, SQUARES, params, x, strict=True)
-    K = ng.kfac(lambda p, x: jnp.sin(x * p[None]), SQUARES, normal(1, 200), normal(2, 3, 200), strict=True)
+        ng.kfac(dropped, SQUARES, params, x, blocks=ng.BlockRules(strict=True))
+    K = ng.kfac(
+        lambda p, x: jnp.sin(x * p[None]), SQUARES, normal(1, 200), normal(2, 3, 200), blocks=ng.BlockRules(strict=True)
+    )
     assert K.report()["params"].reason == "it acts entry by entry"
 
 
@@ -275,29 +277,45 @@ def assert_refused(
 def test_options_of_another_type():
     """As a user sees them, whose calls are not checked for types before they arrive."""
     with pytest.raises(TypeError, match="needs `structures` to map paths to structures, but got \\['dense'\\]"):
-        check_rules(BlockRules(structures=["dense"]))
-    with pytest.raises(ValueError, match="`max_factor` to be a whole number of at least 1, but got 2.5"):
-        check_rules(BlockRules(max_factor=2.5))
+        _sorted_structures(["dense"])
+
+
+BAD_RULES = {
+    "sharing": (dict(sharing="sum"), "`BlockRules` needs `sharing` to be one of ('expand', 'reduce'), but got 'sum'."),
+    "bias": (dict(bias="none"), "`BlockRules` needs `bias` to be one of ('joint', 'separate'), but got 'none'."),
+    "oversized": (dict(oversized="identity"), "`BlockRules` needs `oversized` to be one of ('diagonal', 'blocked')"),
+    "max_factor": (
+        dict(max_factor=0),
+        "`BlockRules` needs `max_factor` to be a whole number of at least 1, but got 0.",
+    ),
+    "max_dense": (dict(max_dense=0), "`BlockRules` needs `max_dense` to be a whole number of at least 1, but got 0."),
+    "structures": (dict(structures={"a": "full"}), "needs a structure among ('kronecker', 'eigenvalue-corrected',"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RULES)
+def test_bad_rules(name):
+    options, message = BAD_RULES[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ng.BlockRules(**options)
 
 
 def test_bad_options():
-    assert_refused("`kfac` needs `sharing` to be one of ('expand', 'reduce'), but got 'sum'.", sharing="sum")
-    assert_refused("`ekfac` needs `bias` to be one of ('joint', 'separate'), but got 'none'.", ng.ekfac, bias="none")
-    assert_refused("`kfac` needs `oversized` to be one of ('diagonal', 'blocked')", oversized="identity")
     assert_refused("`kfac` needs `num_samples` to be a whole number of at least 1, but got 0.", num_samples=0)
-    assert_refused("`kfac` needs `max_factor` to be a whole number of at least 1, but got 0.", max_factor=0)
-    assert_refused(
-        "`kfac` needs a structure among ('kronecker', 'eigenvalue-corrected',",
-        structures={"params": "full"},
-    )
     assert_refused(
         "`kfac`: there is no parameter at `params['tabel']`, which is a path in `structures`.",
-        structures={"params['tabel']": "dense"},
+        blocks=ng.BlockRules(structures={"params['tabel']": "dense"}),
     )
     assert_refused(
         "`kfac`: `params['power']` cannot have a Kronecker structure, because it acts entry by entry.",
-        structures={"params['power']": "kronecker"},
+        blocks=ng.BlockRules(structures={"params['power']": "kronecker"}),
     )
+
+
+@pytest.mark.parametrize("make", [lambda: check_blocks("reduce"), lambda: check_blocks({"sharing": "reduce"})])
+def test_rules_are_an_object(make):
+    with pytest.raises(TypeError, match=r"needs `blocks` to be `BlockRules\(...\)`, but got `(str|dict)`"):
+        make()
 
 
 def test_bad_models_and_geometries():

@@ -41,7 +41,7 @@ def test_deep_linear_networks(has_bias, sharing):
         return x
 
     x = normal(7, 6, 5)
-    K = ng.kfac(model, SQUARES, params, x, sharing=sharing, strict=True)
+    K = ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=sharing, strict=True))
     assert max(relative_errors(K, exact(model, SQUARES, params, x))) < 1e-10
 
 
@@ -66,7 +66,7 @@ def tanh_network(params, x):
 def test_one_example(geometry):
     case = ZOO["mlp"]()
     x = case.x[:1]
-    K = ng.kfac(tanh_network, geometry, case.params, x, strict=True)
+    K = ng.kfac(tanh_network, geometry, case.params, x, blocks=ng.BlockRules(strict=True))
     assert max(relative_errors(K, exact(tanh_network, geometry, case.params, x))) < 1e-10
 
 
@@ -114,7 +114,8 @@ def test_expand_and_reduce_are_exact_where_they_belong():
     for model, right, wrong in ((each, "expand", "reduce"), (pooled, "reduce", "expand")):
         metric = exact(model, SQUARES, params, x)
         errors = {
-            s: max(relative_errors(ng.kfac(model, SQUARES, params, x, sharing=s), metric)) for s in (right, wrong)
+            s: max(relative_errors(ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=s)), metric))
+            for s in (right, wrong)
         }
         assert errors[right] < 1e-10 and errors[wrong] > 1e-2
 
@@ -154,7 +155,8 @@ def test_convolutions_are_exact_where_they_should_be(name):
     for model, right, wrong in ((each, "expand", "reduce"), (pooled, "reduce", "expand")):
         metric = exact(model, SQUARES, params, x)
         errors = {
-            s: max(relative_errors(ng.kfac(model, SQUARES, params, x, sharing=s), metric)) for s in (right, wrong)
+            s: max(relative_errors(ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=s)), metric))
+            for s in (right, wrong)
         }
         assert errors[right] < 1e-10 and errors[wrong] > 1e-2
 

@@ -219,7 +219,10 @@ def test_the_same_in_many_spellings():
         "axes added": lambda p, x: jnp.tanh((x @ p["w"])[:, None] + p["b"][None, None])[:, 0] @ p["v"],
         "scaled": lambda p, x: jnp.tanh((-2.0 * x) @ (-0.5 * p["w"]) + along(p["b"], x)) @ p["v"],
     }
-    found = {name: dense(ng.kfac, model, SOFTMAX, params, x, strict=True) for name, model in spellings.items()}
+    found = {
+        name: dense(ng.kfac, model, SOFTMAX, params, x, blocks=ng.BlockRules(strict=True))
+        for name, model in spellings.items()
+    }
     expected = found["product"]
     for name, matrix in found.items():
         assert np.abs(matrix - expected).max() < 1e-12 * np.abs(expected).max(), name
@@ -231,7 +234,7 @@ def test_half_precision_weights_give_nearly_the_same():
     half = lambda a: a.astype(jnp.bfloat16)
     model = lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"]
     cast = lambda p, x: jnp.tanh((half(x) @ half(p["w"])).astype(x.dtype)) @ p["v"]
-    K, L = (dense(ng.kfac, m, SOFTMAX, params, x, strict=True) for m in (model, cast))
+    K, L = (dense(ng.kfac, m, SOFTMAX, params, x, blocks=ng.BlockRules(strict=True)) for m in (model, cast))
     assert np.linalg.norm(K - L) / np.linalg.norm(K) < 3e-2
 
 
@@ -244,7 +247,10 @@ def test_stacked_layers_are_layers():
     scanned = lambda params, x: jax.lax.scan(layer, x, params)[0]
     listed = [jax.tree.map(lambda leaf, k=k: leaf[k], stack) for k in range(3)]
     written = lambda params, x: functools.reduce(lambda x, own: layer(x, own)[0], params, x)
-    K, L = ng.kfac(scanned, SQUARES, stack, x, strict=True), ng.kfac(written, SQUARES, listed, x, strict=True)
+    K, L = (
+        ng.kfac(scanned, SQUARES, stack, x, blocks=ng.BlockRules(strict=True)),
+        ng.kfac(written, SQUARES, listed, x, blocks=ng.BlockRules(strict=True)),
+    )
     for k, block in enumerate(L.operator.blocks):
         np.testing.assert_allclose(K.operator.blocks[0].A[k], block.A[0], rtol=1e-12)
         np.testing.assert_allclose(K.operator.blocks[0].G[k], block.G[0], rtol=1e-12, atol=1e-14)
@@ -260,7 +266,7 @@ def test_parts_of_a_fused_weight_are_the_weights():
         y = x @ jnp.concatenate([p["q"], p["k"]], axis=1)
         return jnp.concatenate([jnp.tanh(y[:, :3]), jnp.sin(y[:, 3:]) + along(p["b"], x)], axis=1)
 
-    K, L = (dense(ng.kfac, m, SQUARES, params, x, strict=True) for m in (apart, fused))
+    K, L = (dense(ng.kfac, m, SQUARES, params, x, blocks=ng.BlockRules(strict=True)) for m in (apart, fused))
     np.testing.assert_allclose(K, L, rtol=1e-12, atol=1e-14)
 
 
@@ -274,7 +280,7 @@ def test_low_rank_corrections_have_factors():
         ((jnp.einsum("ro,ir->oi", p["B"], 0.5 * p["A"]) + p["W"].T) @ x.T).T + along(p["b"], x)
     )
     for model in (upright, turned):
-        K = ng.kfac(model, SQUARES, params, x, strict=True)
+        K = ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(strict=True))
         exact = jax.jit(lambda p, model=model: ng.pullback(model, SQUARES, p, x).as_matrix())(params)
         assert max(relative_errors(K, exact)) < 1e-10
         assert K.report()["params['A']"].factors == ((5, 5), (2, 2))
@@ -301,7 +307,7 @@ def test_any_einsum_is_a_layer(data):
 
     @jax.jit
     def found(params):
-        K = ng.kfac(model, SQUARES, params, x[:1], strict=True)
+        K = ng.kfac(model, SQUARES, params, x[:1], blocks=ng.BlockRules(strict=True))
         exact = [ng.pullback(model, SQUARES, params, batch).as_matrix() for batch in (x[:1], x)]
         return K, exact, ng.ekfac(model, SQUARES, params, x).trace()
 
@@ -378,7 +384,7 @@ def test_norms_of_groups_and_of_batches_are_scale_and_shift():
         variables = network.init(jax.random.key(0), x)
         params = jax.tree.map(lambda p: p + 0.5, variables.pop("params"))
         model = lambda p, x, network=network, rest=variables: network.apply({"params": p, **rest}, x)
-        K = ng.kfac(model, SQUARES, params, x, strict=True)
+        K = ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(strict=True))
         assert {row.structure for row in K.report().values()} == {"scale and shift"}
         assert max(relative_errors(K, ng.pullback(model, SQUARES, params, x).as_matrix())) < 1e-6
 
@@ -389,7 +395,7 @@ def test_the_same_in_every_library():
     models, x = libraries()
     found = {}
     for name, (model, params) in models.items():
-        blocks = ng.kfac(model, SOFTMAX, params, x, strict=True).operator.blocks
+        blocks = ng.kfac(model, SOFTMAX, params, x, blocks=ng.BlockRules(strict=True)).operator.blocks
         found[name] = sorted(blocks, key=lambda block: block.G.shape[-1])
     for name, blocks in found.items():
         for mine, plain in zip(blocks, found["plain"], strict=True):
@@ -403,7 +409,10 @@ def test_two_uses_are_twice_the_positions():
     once = lambda p, x: jnp.tanh(affine(x, **p))
     twice = lambda p, x: jnp.stack([jnp.tanh(affine(x[:, k], **p)) for k in range(2)], axis=1)
     for sharing in ("expand", "reduce"):
-        K, L = (dense(ng.kfac, m, SQUARES, params, x, sharing=sharing, strict=True) for m in (once, twice))
+        K, L = (
+            dense(ng.kfac, m, SQUARES, params, x, blocks=ng.BlockRules(sharing=sharing, strict=True))
+            for m in (once, twice)
+        )
         np.testing.assert_allclose(L, K, rtol=1e-12, atol=1e-14)
     paths = lambda p, x: jnp.concatenate([affine(x[:, 0], **p), affine(x[:, 0], **p)], axis=1)
     exact = jax.jit(lambda p: ng.pullback(paths, SQUARES, p, x[:1]).as_matrix())(params)
@@ -414,7 +423,7 @@ def test_a_bias_at_some_uses_only():
     """The one that stands for the bias is zero where the weight is used without it."""
     params, x = {"w": normal(1, 3, 3), "b": normal(2, 3)}, normal(3, 5, 3)
     model = lambda p, x: jnp.tanh(affine(x, **p)) @ p["w"]
-    K = ng.kfac(model, SQUARES, params, x, strict=True)
+    K = ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(strict=True))
     a = np.concatenate([np.asarray(x), np.tanh(np.asarray(affine(x, **params)))])
     ones = np.repeat([1.0, 0.0], 5)[:, None]
     joined = np.concatenate([a, ones], axis=1)
@@ -426,7 +435,7 @@ def test_embeddings_are_dense_layers_of_one_hot_rows():
     params, tokens = {"table": normal(1, 6, 3), "v": normal(2, 3, 2)}, integers(3, 0, 4, 5, 4)
     looked = lambda p, t: jnp.tanh(p["table"][t]) @ p["v"]
     hot = lambda p, t: jnp.tanh(jax.nn.one_hot(t, 6, dtype=float) @ p["table"]) @ p["v"]
-    K, L = (ng.kfac(m, SQUARES, params, tokens, strict=True) for m in (looked, hot))
+    K, L = (ng.kfac(m, SQUARES, params, tokens, blocks=ng.BlockRules(strict=True)) for m in (looked, hot))
     np.testing.assert_allclose(K.as_matrix(), L.as_matrix(), rtol=1e-12, atol=1e-14)
     assert K.report()["params['table']"].factors == ((6, 1, 1), (3, 3))
     # Rows that are never read have no gradient, and no step.
@@ -439,9 +448,9 @@ def test_tied_tables_have_the_partial_traces_of_both_uses():
     params, tokens = {"table": normal(1, 6, 3)}, integers(2, 0, 6, 4, 5)
     model = lambda p, t: jnp.tanh(p["table"][t]) @ p["table"].T
     apart = lambda p, t: jnp.tanh(p["in"][t]) @ p["out"].T
-    K = dense(ng.kfac, model, SQUARES, params, tokens, strict=True).reshape(6, 3, 6, 3)
+    K = dense(ng.kfac, model, SQUARES, params, tokens, blocks=ng.BlockRules(strict=True)).reshape(6, 3, 6, 3)
     both = {"in": params["table"], "out": params["table"]}
-    L = dense(ng.kfac, apart, SQUARES, both, tokens, strict=True)
+    L = dense(ng.kfac, apart, SQUARES, both, tokens, blocks=ng.BlockRules(strict=True))
     total = (L[:18, :18] + L[18:, 18:]).reshape(6, 3, 6, 3)
     for axes in ((0, 2), (1, 3)):
         np.testing.assert_allclose(
@@ -454,7 +463,7 @@ def test_scale_and_shift_are_exact_unit_by_unit():
     params = {"scale": normal(1, 4), "shift": normal(2, 4), "v": normal(3, 4, 2)}
     model = lambda p, x: jnp.tanh(x * along(p["scale"], x) + along(p["shift"], x)) @ p["v"]
     x = normal(4, 6, 5, 4)
-    K = ng.kfac(model, SQUARES, params, x, strict=True)
+    K = ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(strict=True))
     exact = jax.jit(lambda p: ng.pullback(model, SQUARES, p, x).as_matrix())(params)
     row = K.report()["params['scale']"]
     assert row.structure == "scale and shift" and row.factors == ((4, 2, 2),)
@@ -474,7 +483,15 @@ def test_padding_changes_nothing(sharing, function):
     x, lengths = normal(4, 3, 5, 3), np.array([5, 2, 3])
     mask = np.arange(5)[None] < lengths[:, None]
     found = [
-        dense(function, model, SQUARES, params, jnp.where(mask[..., None], x, garbage), mask=mask, sharing=sharing)
+        dense(
+            function,
+            model,
+            SQUARES,
+            params,
+            jnp.where(mask[..., None], x, garbage),
+            mask=mask,
+            blocks=ng.BlockRules(sharing=sharing),
+        )
         for garbage in (0.0, 77.0)
     ]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
@@ -594,11 +611,11 @@ def test_oversized_factors_shrink_on_their_side_only():
     model = lambda p, x: jnp.tanh(x @ p["w"])
     whole = ng.kfac(model, SQUARES, params, x).operator.blocks[0]
     with pytest.warns(UserWarning, match="6 inputs are more than `max_factor=4`: diagonal"):
-        K = ng.kfac(model, SQUARES, params, x, max_factor=4)
+        K = ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(max_factor=4))
     np.testing.assert_allclose(K.operator.blocks[0].A[0, :, 0, 0], np.diagonal(whole.A[0, 0]), rtol=1e-12)
     np.testing.assert_allclose(K.operator.blocks[0].G, whole.G, rtol=1e-12)
     with pytest.warns(UserWarning, match="blocks of 3"):
-        K = ng.kfac(model, SQUARES, params, x, max_factor=4, oversized="blocked")
+        K = ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(max_factor=4, oversized="blocked"))
     np.testing.assert_allclose(K.operator.blocks[0].A[0, 1], whole.A[0, 0, 3:, 3:], rtol=1e-12)
 
 
@@ -607,7 +624,7 @@ def test_structures_can_be_chosen():
     model, params, x = mlp()
     exact = jax.jit(lambda p: ng.pullback(model, SOFTMAX, p, x).as_matrix())(params)
     structures = {"params[0]": "dense", "params[1]": "diagonal", "params[1]['w']": "kronecker"}
-    K = ng.kfac(model, SOFTMAX, params, x, structures=structures, strict=True)
+    K = ng.kfac(model, SOFTMAX, params, x, blocks=ng.BlockRules(structures=structures, strict=True))
     report = K.report()
     assert [report[f"params[{k}]['{n}']"].structure for k in range(3) for n in "wb"] == [
         "dense",
@@ -617,8 +634,10 @@ def test_structures_can_be_chosen():
         "kronecker",
         "kronecker",
     ]
-    corrected = ng.kfac(model, SOFTMAX, params, x, structures={"params[2]": "eigenvalue-corrected"})
-    plain = ng.ekfac(model, SOFTMAX, params, x, structures={"params[2]": "kronecker"})
+    corrected = ng.kfac(
+        model, SOFTMAX, params, x, blocks=ng.BlockRules(structures={"params[2]": "eigenvalue-corrected"})
+    )
+    plain = ng.ekfac(model, SOFTMAX, params, x, blocks=ng.BlockRules(structures={"params[2]": "kronecker"}))
     rows = [{path: row.structure for path, row in metric.report().items()} for metric in (corrected, plain)]
     assert rows[0]["params[2]['w']"] == rows[1]["params[1]['w']"] == "eigenvalue-corrected"
     assert rows[0]["params[1]['w']"] == rows[1]["params[2]['w']"] == "kronecker"

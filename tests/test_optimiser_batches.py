@@ -18,7 +18,7 @@ from natgrad._check import check_number
 
 STRUCTURES = {
     "kfac": ng.KFAC,
-    "reduce": lambda: ng.KFAC(sharing="reduce"),
+    "reduce": lambda: ng.KFAC(blocks=ng.BlockRules(sharing="reduce")),
     "ekfac": ng.EKFAC,
     "diagonal": ng.Diagonal,
     "exact": ng.Exact,

@@ -162,7 +162,11 @@ CONSTRUCTORS = {
         "`decay` to be a number above 0 and of at most 1, but got 0.0",
     ),
     "rules": (lambda: ng.KFAC(shraing="reduce"), TypeError, "besides its own arguments, as `kfac` does.*'shraing'"),
-    "rule": (lambda: ng.KFAC(sharing="fold"), ValueError, "`sharing` to be one of"),
+    "rule": (
+        lambda: ng.KFAC(blocks=ng.BlockRules(sharing="fold")),
+        ValueError,
+        "`BlockRules` needs `sharing` to be one of",
+    ),
 }
 
 
@@ -242,9 +246,11 @@ def test_beginnings_that_cannot_work(name):
 def test_blocks_that_would_need_two_kinds_of_damping():
     params, data = classifier_problem()
     opt = ng.NaturalGradient(classifier, ng.Categorical(), l2={"params['first']['w']": 0.1})
-    with pytest.raises(ValueError, match='share a block, but have different damping.*`bias="separate"`'):
+    with pytest.raises(ValueError, match='share a block, but have different damping.*bias="separate"'):
         jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.KFAC(bias="separate"), l2={"params['first']['w']": 0.1})
+    opt = ng.NaturalGradient(
+        classifier, ng.Categorical(), ng.KFAC(blocks=ng.BlockRules(bias="separate")), l2={"params['first']['w']": 0.1}
+    )
     jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
 
 

@@ -119,7 +119,7 @@ def equations(function, *args):
                 walk(inner)
             found.setdefault(compat.name(eqn), eqn)
 
-    walk(compat.program(jax.make_jaxpr(function)(*args)))
+    walk(compat.closed_jaxpr(jax.make_jaxpr(function)(*args)))
     return found
 
 
@@ -247,7 +247,7 @@ def test_other_equations_have_no_parts():
 
 def test_calls_are_found_with_their_constants():
     constant = np.linspace(0.0, 1.0, 5)
-    program = compat.program(jax.make_jaxpr(jax.jit(lambda x: x + constant))(constant))
+    program = compat.closed_jaxpr(jax.make_jaxpr(jax.jit(lambda x: x + constant))(constant))
     (eqn,) = program.jaxpr.eqns
     inner = compat.call(eqn)
     assert [compat.name(e) for e in inner.jaxpr.eqns] == ["add"]

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from natgrad._block.base import AbstractEstimator, column_of
 from natgrad._block.entries import BlockEntries, part
 from natgrad._block.kronecker import KroneckerEstimator
 from natgrad._block.masks import check_masks, masks_of
+from natgrad._block.rules import STRUCTURES, BlockRules
 from natgrad._block.unfactored import DenseEstimator, DiagonalEstimator, ScaleShiftEstimator, ZeroEstimator
 from natgrad._block.weight_factors import WeightFactors
 from natgrad._check import caller
@@ -22,50 +23,22 @@ from natgrad._tree import check_paths, option_for
 from natgrad._uses.layers import Layer, OtherParameter, ScaleShift, Weight, find_layers
 from natgrad._uses.parameter_uses import ParameterUses
 
-STRUCTURES = ("kronecker", "eigenvalue-corrected", "dense", "diagonal")
 FACTORED = STRUCTURES[:2]
 UNUSED = "no output depends on it"
 
 
-@dataclass(frozen=True)
-class BlockRules:
-    """What blocks are made of: the structure of `weights`; `sharing` and `bias` as for `kfac`; `structures` by path; no
-    factor above `max_factor` (`oversized` says what takes its place), and dense blocks up to `max_dense` where there is
-    no weight."""
-
-    weights: str = "kronecker"
-    sharing: str = "expand"
-    bias: str = "joint"
-    structures: Any = field(default_factory=dict)
-    max_factor: Any = 4096
-    max_dense: Any = 128
-    oversized: str = "diagonal"
-
-
-def check_rules(rules: BlockRules) -> BlockRules:
-    """The rules in a form that can be compared, if they are sound."""
-    allowed = {"sharing": ("expand", "reduce"), "bias": ("joint", "separate"), "oversized": ("diagonal", "blocked")}
-    for name, choices in allowed.items():
-        if getattr(rules, name) not in choices:
-            raise ValueError(f"{caller()} needs `{name}` to be one of {choices}, but got {getattr(rules, name)!r}.")
-    if not isinstance(rules.structures, Mapping):
-        raise TypeError(f"{caller()} needs `structures` to map paths to structures, but got {rules.structures!r}.")
-    for path, structure in rules.structures.items():
-        if structure not in STRUCTURES:
-            raise ValueError(f"{caller()} needs a structure among {STRUCTURES} for `{path}`, but got {structure!r}.")
-    for name in ("max_factor", "max_dense"):
-        value = getattr(rules, name)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{caller()} needs `{name}` to be a whole number of at least 1, but got {value}.")
-    return replace(rules, structures=tuple(sorted(rules.structures.items())))
-
-
 def choose(
-    program: Program, parameters: Sequence[ParameterUses], rules: BlockRules, masks: Mapping[str, Array]
+    program: Program,
+    parameters: Sequence[ParameterUses],
+    rules: BlockRules,
+    masks: Mapping[str, Array],
+    *,
+    corrected: bool,
 ) -> list[AbstractEstimator]:
-    """Blocks that cover every entry of every parameter once, with all its uses."""
+    """Blocks that cover every entry of every parameter once, with all its uses. Weights have a Kronecker product,
+    `corrected` or not, unless the rules say otherwise."""
     check_paths(dict(rules.structures), program.names, "structures")
-    chooser = Chooser(program, parameters, rules, masks)
+    chooser = Chooser(program, parameters, rules, masks, corrected)
     layers = find_layers(program, parameters)
     _check_uses(layers, parameters)
     weights = [program.names[layer.leaf] for layer in layers if isinstance(layer, Weight)]
@@ -82,6 +55,7 @@ class Chooser:
     parameters: Sequence[ParameterUses]
     rules: BlockRules
     masks: Mapping[str, Array]
+    corrected: bool
 
     def assign(self, layer: Layer) -> list[AbstractEstimator]:
         match layer:
@@ -133,7 +107,7 @@ class Chooser:
                 kind = "diagonal" if side == 1 else f"blocks of {side}"
                 reasons.append(f"{size} {name} are more than `max_factor={self.rules.max_factor}`: {kind}")
         reason = "; ".join(reasons)
-        is_corrected = (asked or self.rules.weights) == "eigenvalue-corrected"
+        is_corrected = self.corrected if asked is None else asked == "eigenvalue-corrected"
         shape = sides[0], sides[1]
         return KroneckerEstimator(place, reason, bool(reasons), view, shape, self.rules.sharing, masks, is_corrected)
 

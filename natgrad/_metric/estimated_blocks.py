@@ -13,12 +13,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 from natgrad import _tree
 from natgrad._block import stacks
 from natgrad._block.base import AbstractBlock, AbstractEstimator
-from natgrad._block.choose import BlockRules, check_rules, choose
+from natgrad._block.choose import choose
 from natgrad._block.corrected import EigenvalueEstimator
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.factor import Factor
 from natgrad._block.kronecker import KroneckerBlock, KroneckerEstimator
 from natgrad._block.masks import check_mask, mask_outputs
+from natgrad._block.rules import BlockRules
 from natgrad._block.structure_report import make_report
 from natgrad._check import caller, is_concrete
 from natgrad._geometry.base import AbstractGeometry
@@ -35,9 +36,9 @@ from natgrad._types import Key, Output
 class Request(NamedTuple):
     """What `kfac` or `ekfac` was asked for, beyond the model and its data."""
 
+    is_corrected: bool
     rules: BlockRules
     num_samples: int
-    strict: bool
     in_axes: PyTree
     has_aux: bool
     check: bool
@@ -57,12 +58,11 @@ class Request(NamedTuple):
             raise ValueError(
                 f"{caller()} needs `num_samples` to be a whole number of at least 1, but got {self.num_samples}."
             )
-        rules = check_rules(self.rules)
         check_params(params)
         masks = check_mask(mask, num_examples(x, self.in_axes))
         model = without_aux(model, self.has_aux)
         is_left = self.check and check_model(model, params, x, self.in_axes)
-        request = self._replace(rules=rules, check=is_left)
+        request = self._replace(check=is_left)
         metric = _computed(_tree.as_callable(model), geometry, params, x, key, masks, basis, request)
         self._warn_of_fallbacks(metric)
         _require_finite(metric)
@@ -70,10 +70,10 @@ class Request(NamedTuple):
 
     def _warn_of_fallbacks(self, metric: BlockMetric) -> None:
         report = metric.report()
-        if report.fallbacks and self.strict:
+        if report.fallbacks and self.rules.strict:
             raise ValueError(
                 f"{caller()} with `strict=True` needs a structure for every parameter, but "
-                f"{report.describe_fallbacks()}. Say what you want for them with `structures={{path: ...}}`."
+                f"{report.describe_fallbacks()}. Choose a structure for them: `BlockRules(structures={{path: ...}})`."
             )
         report.warn_of_fallbacks()
 
@@ -107,7 +107,7 @@ def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, r
         draws = sample_columns(geometry, forward.z, key, request.num_samples)
         columns = _tree.scale(request.num_samples**-0.5, draws)
     batch = Batch(forward, mask_outputs(masks, columns))
-    estimators = choose(forward.program, forward.parameters, request.rules, masks)
+    estimators = choose(forward.program, forward.parameters, request.rules, masks, corrected=request.is_corrected)
     estimators = batch.corrected(estimators, basis)
     return batch.metric(estimators, batch.blocks(estimators))
 

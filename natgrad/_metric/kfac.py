@@ -1,11 +1,11 @@
 """Kronecker-factored metrics of a model: K-FAC, and EKFAC with corrected eigenvalues."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import PyTree
 
-from natgrad._block.choose import BlockRules
+from natgrad._block.rules import BlockRules, check_blocks
 from natgrad._check import public
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.block_metric import BlockMetric
@@ -22,13 +22,8 @@ def kfac(
     *,
     key: Key | None = None,
     num_samples: int = 1,
-    sharing: str = "expand",
-    bias: str = "joint",
+    blocks: BlockRules | None = None,
     mask: Any = None,
-    strict: bool = False,
-    structures: Mapping[str, str] | None = None,
-    max_factor: int = 4096,
-    oversized: str = "diagonal",
     in_axes: PyTree = 0,
     has_aux: bool = False,
     check: bool = True,
@@ -46,23 +41,13 @@ def kfac(
 
     - `key`: with a key, cotangents are `num_samples` draws of `geometry.sample` for every example; without, backward
       passes are exact, one for each column of `geometry.factor`.
-    - `sharing`: what to do with the positions of one example that share a weight. `"expand"` takes each for an example
-      of its own, right where each has its own term in the loss. `"reduce"` averages inputs and sums cotangents over
-      them first, right where they are pooled.
-    - `bias`: `"joint"` gives a weight and its bias one block, `"separate"` one each.
+    - `blocks`: what blocks are made of, `BlockRules(...)`.
     - `mask`: zeros at positions that do not count (padding), an array of examples by positions, for the weights that
       are used at as many positions and for outputs that have them. A mapping gives weights masks of their own, by path,
       and `"z"` that of the outputs. Exact blocks are those of the outputs that count.
-    - `strict`: whether to refuse a model in which some parameter would get less than its structure, instead of warning.
-    - `structures`: `"kronecker"`, `"eigenvalue-corrected"` (see `ekfac`), `"dense"` or `"diagonal"` for the parameters
-      at or below a path.
-    - `max_factor`: the largest factor to store. Above it that side of the product is diagonal, or with
-      `oversized="blocked"` it is made of blocks that are no larger.
     - `in_axes`, `has_aux`, `check`, `budget`: as for `per_example`.
     """
-    chosen = {} if structures is None else structures
-    rules = BlockRules("kronecker", sharing, bias, chosen, max_factor, oversized=oversized)
-    request = Request(rules, num_samples, strict, in_axes, has_aux, check, budget)
+    request = Request(False, check_blocks(blocks), num_samples, in_axes, has_aux, check, budget)
     return request.build(model, geometry, params, x, key, mask)
 
 
@@ -76,13 +61,8 @@ def ekfac(
     basis: BlockMetric | None = None,
     key: Key | None = None,
     num_samples: int = 1,
-    sharing: str = "expand",
-    bias: str = "joint",
+    blocks: BlockRules | None = None,
     mask: Any = None,
-    strict: bool = False,
-    structures: Mapping[str, str] | None = None,
-    max_factor: int = 4096,
-    oversized: str = "diagonal",
     in_axes: PyTree = 0,
     has_aux: bool = False,
     check: bool = True,
@@ -100,7 +80,5 @@ def ekfac(
       earlier step; then nothing is decomposed that has been already.
     - Others as for `kfac`.
     """
-    chosen = {} if structures is None else structures
-    rules = BlockRules("eigenvalue-corrected", sharing, bias, chosen, max_factor, oversized=oversized)
-    request = Request(rules, num_samples, strict, in_axes, has_aux, check, budget)
+    request = Request(True, check_blocks(blocks), num_samples, in_axes, has_aux, check, budget)
     return request.build(model, geometry, params, x, key, mask, basis)

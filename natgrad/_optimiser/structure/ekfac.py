@@ -5,11 +5,11 @@ from jaxtyping import Array, Float
 
 from natgrad import _tree
 from natgrad._block.base import AbstractBlock, AbstractEstimator
-from natgrad._block.choose import BlockRules
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.entries import BlockEntries
 from natgrad._block.factor import Factor
 from natgrad._block.kronecker import KroneckerBlock
+from natgrad._block.rules import BlockRules, check_blocks
 from natgrad._check import public
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.estimated_blocks import corrected, is_corrected
@@ -20,7 +20,6 @@ from natgrad._optimiser.structure.factors import (
     Measured,
     block_damping,
     combined,
-    make_rules,
     measure,
     with_values,
 )
@@ -42,7 +41,7 @@ class EKFAC(AbstractStructure):
 
     **Arguments:**
 
-    - `decay`, `refresh_every`, `update_every`, `part`, `num_samples`, `rules`: as for `KFAC`. Where the eigenvectors
+    - `decay`, `refresh_every`, `update_every`, `part`, `num_samples`, `blocks`: as for `KFAC`. Where the eigenvectors
       are refreshed, second moments start from the eigenvalues of the factors.
     """
 
@@ -51,7 +50,7 @@ class EKFAC(AbstractStructure):
     update_every: int
     part: float
     num_samples: int
-    rules: BlockRules
+    blocks: BlockRules
 
     @public
     def __init__(
@@ -62,11 +61,11 @@ class EKFAC(AbstractStructure):
         update_every: int = 1,
         part: float = 1.0,
         num_samples: int = 1,
-        **rules: Any,
+        blocks: BlockRules | None = None,
     ):
         self.decay, self.refresh_every, self.update_every = decay, refresh_every, update_every
         self.part, self.num_samples = part, num_samples
-        self.rules = make_rules("eigenvalue-corrected", rules)
+        self.blocks = check_blocks(blocks)
         check_periods(self)
 
     @property
@@ -130,7 +129,7 @@ class EKFAC(AbstractStructure):
         return combined(measured, [one.batch.blocks(one.estimators) for one in measured])
 
     def _measured(self, parts, key) -> list[Measured]:
-        return measure(parts, key, self.rules, self.num_samples)
+        return measure(parts, key, self.blocks, self.num_samples, corrected=True)
 
 
 def _decomposed(metric: BlockMetric) -> BlockMetric:

@@ -10,10 +10,11 @@ from jaxtyping import Array, Float
 
 from natgrad import _tree
 from natgrad._block.base import AbstractBlock, AbstractEstimator
-from natgrad._block.choose import BlockRules, check_rules, choose
+from natgrad._block.choose import choose
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.entries import BlockEntries
 from natgrad._block.kronecker import KroneckerBlock, nearest
+from natgrad._block.rules import BlockRules
 from natgrad._block.structure_report import StructureReport
 from natgrad._block.unfactored import ZeroEstimator
 from natgrad._check import caller
@@ -32,20 +33,15 @@ class Measured(NamedTuple):
     estimators: list[AbstractEstimator]
 
 
-def make_rules(weights: str, options: Mapping[str, Any]) -> BlockRules:
-    known = ["bias", "max_factor", "oversized", "sharing", "structures"]
-    if unknown := sorted(set(options) - set(known)):
-        raise TypeError(f"{caller()} takes {known} besides its own arguments, as `kfac` does, but got {unknown}.")
-    return check_rules(BlockRules(weights, **options))
-
-
-def measure(parts: Sequence[Part], key: Key | None, rules: BlockRules, num_samples: int) -> list[Measured]:
+def measure(
+    parts: Sequence[Part], key: Key | None, rules: BlockRules, num_samples: int, *, corrected: bool
+) -> list[Measured]:
     """What blocks are computed from, for every part."""
     found = []
     for number, part in enumerate(parts):
         assert part.forward is not None
         columns = columns_of(part, key, num_samples, number)
-        estimators = choose(part.forward.program, part.forward.parameters, rules, {})
+        estimators = choose(part.forward.program, part.forward.parameters, rules, {}, corrected=corrected)
         found.append(Measured(Batch(part.forward, weighed(part, columns), part.example_weights()), estimators))
     return found
 
@@ -93,7 +89,8 @@ def _check_cover(places: Mapping[BlockEntries, Any], metric: BlockMetric) -> Non
     if bad:
         raise ValueError(
             f"{caller()} needs the same blocks in every term, but {', '.join(bad)} are used in different ways. Try "
-            '`bias="separate"`, say what you want with `structures={path: ...}`, or use `Exact` or `Diagonal`.'
+            '`BlockRules(bias="separate")`, structures by path (`BlockRules(structures={path: ...})`), or use `Exact` or '
+            "`Diagonal`."
         )
 
 
@@ -114,7 +111,8 @@ def block_damping(metric: BlockMetric, added: DampingMatrix) -> Float[Array, " b
         if len({(added.multipliers[leaf], added.l2[leaf]) for leaf in leaves}) > 1:
             raise ValueError(
                 f"{caller()}: {', '.join(f'`{names[leaf]}`' for leaf in leaves)} share a block, but have different "
-                'damping multipliers or `l2`. Give them the same, or blocks of their own with `bias="separate"`.'
+                "damping multipliers or `l2`. Give them the same, or blocks of their own: "
+                '`KFAC(blocks=BlockRules(bias="separate"))`.'
             )
         relative = added.strength * added.multipliers[leaves[0]]
         each.append(jnp.asarray(relative if added.is_relative else added.of_leaf(leaves[0]), float))

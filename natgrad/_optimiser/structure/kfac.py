@@ -9,14 +9,14 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from natgrad import _tree
 from natgrad._block import damped
 from natgrad._block.base import AbstractBlock
-from natgrad._block.choose import BlockRules
+from natgrad._block.rules import BlockRules, check_blocks
 from natgrad._check import public
 from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
-from natgrad._optimiser.structure.factors import block_damping, combined, make_rules, measure
+from natgrad._optimiser.structure.factors import block_damping, combined, measure
 
 
 class KFACState(NamedTuple):
@@ -46,7 +46,7 @@ class KFAC(AbstractStructure):
     - `factored`: whether damping is added to the factors, or to their product by way of eigenvectors, which is slower
       but follows the damping between refreshes. Without any damping it is always the latter.
     - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
-    - `rules`: `sharing`, `bias`, `structures`, `max_factor` and `oversized`, as for `kfac`.
+    - `blocks`: what blocks are made of, `BlockRules(...)`.
     """
 
     decay: float
@@ -56,7 +56,7 @@ class KFAC(AbstractStructure):
     stagger: bool
     factored: bool
     num_samples: int
-    rules: BlockRules
+    blocks: BlockRules
 
     @public
     def __init__(
@@ -69,11 +69,11 @@ class KFAC(AbstractStructure):
         stagger: bool = False,
         factored: bool = True,
         num_samples: int = 1,
-        **rules: Any,
+        blocks: BlockRules | None = None,
     ):
         self.decay, self.refresh_every, self.update_every = decay, refresh_every, update_every
         self.part, self.stagger, self.factored, self.num_samples = part, stagger, factored, num_samples
-        self.rules = make_rules("kronecker", rules)
+        self.blocks = check_blocks(blocks)
         check_periods(self)
 
     @property
@@ -187,7 +187,7 @@ class KFAC(AbstractStructure):
         return blocks, is_finite
 
     def _measured(self, parts, key) -> BlockMetric:
-        measured = measure(parts, key, self.rules, self.num_samples)
+        measured = measure(parts, key, self.blocks, self.num_samples, corrected=False)
         return combined(measured, [own.batch.blocks(own.estimators) for own in measured])
 
     def _average(self, state: KFACState) -> BlockMetric:
