@@ -22,8 +22,8 @@ test: .venv/.stamp  ## tests, and every code block of the README and the docs
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile README.md docs  # the blocks of a page share a namespace
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
 
-test-slow: .venv/.stamp  ## the tests left out of `make test`
-	XLA_FLAGS= $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow tests
+test-slow: .venv/.stamp  ## the tests left out of `make test`, with types checked at run time
+	XLA_FLAGS= $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow --jaxtyping-packages=natgrad,beartype.beartype tests
 
 test-oldest: .venv-oldest/.stamp  ## the compatibility tests on the oldest supported versions
 	XLA_FLAGS= .venv-oldest/bin/pytest -n $(WORKERS) -m compat tests

@@ -47,6 +47,7 @@ def test_products_with_the_categorical_metric_are_linear_in_the_classes(benchmar
     assert harness.slope(sizes, [harness.counts(executable)[0] for executable in compiled]) < 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.float32
 @pytest.mark.users_defaults
 def test_a_product_costs_about_a_gradient(benchmark):
@@ -75,6 +76,7 @@ def test_loops_are_counted_unrolled(benchmark):
     assert flops(layers=2) < 1.2 * one
 
 
+@pytest.mark.slow
 @pytest.mark.float32
 @pytest.mark.users_defaults
 def test_sample_space_is_solved(benchmark):

@@ -148,7 +148,7 @@ HARD = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("factored", [False, True])
 def test_hard_cases_in_single_precision_stay_finite(name, factored):

@@ -144,6 +144,7 @@ def test_inspect_at_the_start_and_at_a_checkpoint(folder):
     np.testing.assert_allclose(report["geometry"]["points"][1]["spectrum"], trained, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_training_on_a_table(folder):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 2))
@@ -205,6 +206,7 @@ def wait_for(condition, process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_parameters(folder):
     arguments = ("train", "mine.py:problem", "--steps", "30", "--checkpoint-every", "7")
     whole = started(folder, *arguments, "--out", "whole")
@@ -239,6 +241,7 @@ def test_an_interrupted_comparison_leaves_a_report(folder):
     assert report["status"] == "interrupted" and 0 < report["methods"][0]["curve"][-1]["step"] < 5000
 
 
+@pytest.mark.slow
 def test_runs_are_not_mixed_up(folder):
     arguments = ("train", "mine.py:problem", "--steps", "2", "--out", "run", "--quiet")
     nothing = run(*arguments, "--resume")

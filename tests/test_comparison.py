@@ -184,6 +184,7 @@ def comparison():
         return compare(classes(batch_size=10), TrialBudget(20), methods=chosen("kfac", "adam"), seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_every_run_has_the_same_budget(comparison):
     assert comparison.status == "complete"
@@ -244,6 +245,7 @@ def test_seconds_are_shared_and_methods_without_time_are_named():
     ] * 2
 
 
+@pytest.mark.slow
 def test_sweeps_go_on_beyond_their_ends():
     own = classes()
     steep = ng.Problem(lambda w, x: 30 * w * x, ng.LeastSquares(), jnp.ones(()), (jnp.ones(5), jnp.zeros(5)))

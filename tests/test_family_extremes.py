@@ -258,7 +258,7 @@ def exact_rows(name, dtype):
     return [[mp.mpf(float(x)) for x in row] for row in EDGES[name].etas.astype(dtype)]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(1)
 @edges
 @precisions
 @mp.workdps(DIGITS)
@@ -279,7 +279,7 @@ def test_log_partition_moments_and_fisher(name, dtype):
                 assert_rounded(ours["squared_factor"][i, k, m], fisher[k][m], slack, dtype)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [name for name, edge in EDGES.items() if edge.exact.mean_log_base])
 @precisions
 @mp.workdps(DIGITS)
@@ -296,7 +296,7 @@ def test_entropy(name, dtype):
         assert_rounded(actual, value, slack + (name not in DISCRETE), dtype)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @edges
 @pytest.mark.parametrize("size", [NEAR, FAR], ids=["near", "far"])
 @precisions
@@ -399,6 +399,7 @@ def test_outcomes_of_probability_zero_and_one(dtype):
     assert ng.Categorical().kl(logits, -logits) == 2e4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("family", "sign"), [(ng.Gamma, -1), (ng.Beta, 1), (ng.Dirichlet, 1)], ids=["gamma", "beta", "dirichlet"]
 )
@@ -423,6 +424,7 @@ def test_mean_far_from_zero():
     np.testing.assert_allclose([*mean, *covariance[0]], [1e9, 2.0], rtol=1e-15)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("family", "eta"),
     [(ng.Poisson, 60.0), (lambda: ng.NegativeBinomial(1e8), -1e-12)],
@@ -452,7 +454,7 @@ def test_derivatives_of_the_bernoulli_likelihood_at_zero_and_far_away():
 # Single precision ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(1)
 @pytest.mark.float32
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32_agrees_with_float64(name, getkey):

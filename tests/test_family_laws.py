@@ -131,7 +131,7 @@ def draws(name) -> SimpleNamespace:
     return SimpleNamespace(**jax.tree.map(np.asarray, values))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @families
 def test_moments_are_the_gradient_of_the_log_partition(name):
     assert_close(facts(name).xi, facts(name).gradient_of_log_partition)
@@ -145,7 +145,7 @@ def test_fisher_is_the_hessian_of_the_log_partition_and_the_slope_of_the_moments
     assert_close(known.fisher, known.slope_of_moments)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @families
 def test_fisher_is_the_covariance_of_statistics_and_of_scores(name):
     known, drawn = facts(name), draws(name)

@@ -249,7 +249,7 @@ def computed(name: str) -> dict[str, Any]:
     return ours | {"p": weights * np.exp(ours["log_p"]), "q": weights * np.exp(ours["log_q"])}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @cases
 def test_log_prob_and_entropy_are_those_of_scipy(name):
     case, ours = CASES[name], computed(name)
@@ -259,7 +259,7 @@ def test_log_prob_and_entropy_are_those_of_scipy(name):
     np.testing.assert_allclose(ours["entropy"], case.entropy, rtol=1e-9)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @cases
 def test_probabilities_sum_to_one(name):
     np.testing.assert_allclose(np.sum(computed(name)["p"]), 1.0, rtol=1e-12)

@@ -50,7 +50,7 @@ def facts(name) -> SimpleNamespace:
     return SimpleNamespace(z=z, direction=np.cos(vector), most_columns=most_columns, **values)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @geometries
 def test_metric_is_the_hessian_of_the_dissimilarity_at_coincidence(name):
     known = facts(name)
@@ -87,7 +87,7 @@ def test_dissimilarity_is_positive_between_different_outputs(name):
     assert facts(name).back > 1e-3
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @fisher_geometries
 def test_fisher_geometry_is_the_bregman_geometry_of_the_log_partition(name):
     """And it cannot tell apart parameters of the same distribution, nor confuses any others."""
@@ -155,7 +155,7 @@ def test_euclidean_geometry_takes_any_pytree(tree):
     assert_close(columns(geometry.factor(z)), np.eye(size))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["euclidean_tree", "categoricals", "heads", "bernoullis", "bregman"])
 def test_cotangents_have_the_dtype_of_the_output(name, dtype, getkey):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(1)
 @pytest.mark.users_defaults
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", golden.CASES)

@@ -62,6 +62,7 @@ def tanh_network(params, x):
     return affine(jax.nn.gelu(affine(hidden, **params[1])), **params[2])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("geometry", [SOFTMAX, ng.Fisher(ng.Bernoulli()), SQUARES])
 def test_one_example(geometry):
     case = ZOO["mlp"]()
@@ -140,7 +141,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_are_exact_where_they_should_be(name):
     rank, shape, options = CONVOLUTIONS[name]
@@ -205,7 +206,7 @@ CURVLINOPS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CURVLINOPS)
 def test_factors_are_those_of_curvlinops(name):
     model, geometry, scale = CURVLINOPS[name]

@@ -47,7 +47,7 @@ def dense(function, model, geometry, params, x, **options):
 # Against gradients that are formed.
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ZOO)
 @quiet
 def test_corrected_eigenvalues_are_nearest_and_keep_the_trace(name):
@@ -338,7 +338,7 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", UNUSUAL)
 @quiet
 def test_unusual_uses_are_exact_for_one_example(name):
@@ -389,6 +389,7 @@ def test_norms_of_groups_and_of_batches_are_scale_and_shift():
         assert max(relative_errors(K, ng.pullback(model, SQUARES, params, x).as_matrix())) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.users_defaults
 def test_the_same_in_every_library():
     """A perceptron with one hidden layer, with the same weights."""
@@ -473,6 +474,7 @@ def test_scale_and_shift_are_exact_unit_by_unit():
 # Masks.
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("function", [ng.kfac, ng.ekfac])
 def test_padding_changes_nothing(sharing, function):

@@ -47,7 +47,7 @@ def stacks(*lead: int):
     return a @ a.mT + jnp.broadcast_to(jnp.eye(4), a.shape), normal(2, *lead, 4, 3)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.compat
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
 @pytest.mark.parametrize("name", PAIRS)
@@ -122,6 +122,7 @@ print(len(jax.devices()), float(info.loss) < 1.0)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("structure", ["KFAC", "EKFAC"])
 def test_steps_on_two_devices_do_not_hang(structure):
     assert run(STEPS.replace("{structure}", structure), 240) == "2 True"

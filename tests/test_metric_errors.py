@@ -168,6 +168,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_a_reason(name):
     call, error, words = REFUSED[name]

@@ -19,6 +19,7 @@ def metric_and_matrix(name="dense", **options):
     return case, metric, jax.jit(lambda m: m.as_matrix())(metric)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["dense", "recurrent", "charted"])
 def test_samples_have_the_metric_for_a_covariance(name, getkey):
     _, metric, matrix = metric_and_matrix(name)
@@ -88,6 +89,7 @@ def combinations():
     return {"many": second, "multiple": 0.3 * second, "sum": total, "units": RescaledMetric(total, scales)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["many", "multiple", "sum", "units"])
 @pytest.mark.parametrize("limit", [None, 100])
 def test_matrices_rows_and_kernels_of_combinations_agree_with_products(name, limit, monkeypatch):
@@ -262,6 +264,7 @@ WITH_AUX = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", WITH_AUX)
 def test_auxiliary_outputs_do_not_count(name):
     case = MODELS["dense"]()

@@ -14,7 +14,7 @@ import natgrad as ng
 # Maximum likelihood -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_estimate_of_a_stream_is_that_of_the_batch_after_every_example(name):
     case = FAMILIES[name]()
@@ -115,7 +115,7 @@ def streamed(opt, params, x, y):
     return jax.jit(lambda start: jax.lax.scan(step, start, (x, y)))((params, opt.init(params)))[0]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("forget", "noise"), [(1.0, 0.0), (0.9, 0.0), (1.0, 0.05)])
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson", "categorical"])
 def test_online_natural_gradient_is_the_extended_kalman_filter(name, forget, noise):

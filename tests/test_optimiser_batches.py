@@ -64,7 +64,7 @@ def one_step(name, batch, params=None, ignored=None):
 # Padding and weights -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_what_stands_in_padding_does_not_matter(name):
     """Neither in inputs nor in targets, for loss, gradient, metric and factors."""
@@ -80,7 +80,7 @@ def test_what_stands_in_padding_does_not_matter(name):
     assert_close(one_step(name, (x, hidden, mask))[0], expected, rtol=1e-12)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_an_ignored_label_is_a_weight_of_zero(name):
     params, x, y, mask = sequences()
@@ -89,7 +89,7 @@ def test_an_ignored_label_is_a_weight_of_zero(name):
     assert_close((after, told.loss), (expected, info.loss), rtol=1e-12)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_weights_of_positions_that_are_equal_are_weights_of_examples(name):
     params, x, y, _ = sequences()
@@ -131,6 +131,7 @@ def test_the_exact_metric_of_weighed_positions_is_the_hessian_of_their_divergenc
     np.testing.assert_allclose(ravel(after), ravel(params) - 0.5 * step, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_weights_of_low_precision_are_summed_in_single_precision():
     params, (x, y) = classifier_problem()
     rows = np.arange(1002) % 12
@@ -143,6 +144,7 @@ def test_weights_of_low_precision_are_summed_in_single_precision():
     np.testing.assert_allclose(losses[1:], losses[0], rtol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [dict(structure=ng.Diagonal(part=0.25)), dict(micro_batches=4)], ids=str)
 def test_a_part_without_weight_is_no_metric(options):
     """The examples of the first turn do not count, and those of the second do."""
@@ -157,6 +159,7 @@ def test_a_part_without_weight_is_no_metric(options):
     assert bool(step(params, state, (x, y, weights))[2].accepted)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", [ng.Exponential, ng.Gamma, ng.Geometric, ng.Beta])
 def test_padding_stays_inside_the_domain_of_a_family(family):
     """Nothing is evaluated at zeros, where these families are not defined."""
@@ -195,6 +198,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_targets_that_cannot_be_are_refused(name):
     """By `init` and `step` with place and value; by a compiled step with a result, and nothing changes."""
@@ -277,6 +281,7 @@ TRAINABLE = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_ways_to_say_what_is_trained(name):
     params, batch = classifier_problem()
@@ -367,7 +372,7 @@ def test_parameters_that_no_output_depends_on_are_named():
 # What a step reports -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_healthy_steps_pass_under_debug_nans(name):
     params, batch = classifier_problem()
@@ -430,6 +435,7 @@ def test_steps_can_be_differentiated(name):
     np.testing.assert_allclose(found, (ends(1 + gap) - ends(1 - gap)) / (2 * gap), rtol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["kfac", "diagonal"])
 def test_a_first_batch_that_cannot_be_used_says_so_outside_jit_too(name):
     params, (x, y) = classifier_problem()
@@ -578,7 +584,7 @@ def test_numbers_are_checked():
 # Look-up tables ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_rows_that_are_never_read_do_not_dilute_the_damping(name):
     """Damping starts from the mean over the entries that some example reads."""

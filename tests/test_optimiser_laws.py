@@ -43,7 +43,7 @@ def one_step(opt, params, batch, key=None):
     return jax.jit(opt.step)(params, opt.init(params, batch), batch, key)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.compat
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_a_step_solves_with_the_damped_metric(name):
@@ -158,6 +158,7 @@ def test_least_squares_is_solved_in_one_step():
             np.testing.assert_allclose(both, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["Poisson", "Bernoulli", "GaussianMean"])
 def test_steps_are_those_of_fisher_scoring(family):
     """Every iteration of statsmodels' generalised linear models, from the same start."""

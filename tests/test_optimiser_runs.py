@@ -224,6 +224,7 @@ def test_steps_that_are_always_taken_back_are_given_up():
     assert any(bool(info.result == ng.STEP_RESULTS.too_many_rejections) for info in infos)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("damping", [ng.ConstantDamping, ng.LevenbergMarquardt])
 def test_damping_starts_with_the_first_batch_that_is_sound(damping):
     params, (x, y) = classifier_problem()
@@ -485,6 +486,7 @@ def test_outputs_that_are_infinite_on_purpose_do_not_couple_examples():
         ng.NaturalGradient(coupled, ng.Categorical()).init(params, batch)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("step", [ng.CrossValidated, ng.QuadraticModel])
 def test_damping_waits_for_a_metric(step):
     """Of a batch whose examples have no weight there is none."""
@@ -516,6 +518,7 @@ def test_the_same_steps_in_every_library():
         np.testing.assert_allclose(own, losses["plain"], rtol=1e-8, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.float32
 @pytest.mark.users_defaults
 def test_mixed_precision_trains():
@@ -563,6 +566,7 @@ print("ok", float(info.loss))
 """
 
 
+@pytest.mark.slow
 def test_batches_may_be_spread_over_devices():
     done = subprocess.run(
         [sys.executable, "-c", SHARDED], capture_output=True, text=True, cwd=Path(__file__).parents[1]

@@ -969,6 +969,7 @@ def test_products_with_a_loop_that_is_differentiated_once():
     assert compare(loop_with_checkpoints, params, normal(5, 3, 4), stacks=(False,), names=["matvec", "rmatvec"]) == {}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FOUND)
 def test_programs_that_were_wrong_once(name):
     params = {"w": normal(1, 3, 4, 4), "v": normal(2, 4, 4), "b": normal(3, 3, 4), "s": normal(4, 4)}

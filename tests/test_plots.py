@@ -13,6 +13,7 @@ from natgrad.plots import _rosenbrock as bowl
 pytestmark = pytest.mark.users_defaults
 
 
+@pytest.mark.slow
 def test_paths_over_the_rosenbrock_function():
     runs = {name: np.asarray(jax.vmap(bowl.outputs)(jnp.asarray(points))) for name, points in bowl.paths().items()}
     start = runs["natural gradient"][0]
@@ -70,6 +71,7 @@ def test_distance_as_functions_and_the_gap_of_bregman():
     np.testing.assert_allclose(_bregman.tangent(at), _bregman.phi(at), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_when_the_matrices_coincide():
     equal = {s.title.replace("\n", " "): _matrices.differences(s) < 1e-6 for s in _matrices.SITUATIONS}
     hessian, gauss_newton, fisher, empirical, covariance = range(5)
@@ -99,7 +101,7 @@ def test_overparametrised_examples():
     np.testing.assert_allclose(crossing["pushed"], [[0.8, 0.4], [0.8, -0.4]], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", plots.FIGURES)
 def test_figures_are_drawn_in_the_dark(name, tmp_path):
     """In the light they are drawn by the page of figures."""

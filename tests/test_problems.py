@@ -38,6 +38,7 @@ def made(name: str, seed: int = 0) -> Problem:
         return PROBLEMS[name].make(seed)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_gradient_step_lowers_the_loss(name):
     problem = made(name)
@@ -60,6 +61,7 @@ def test_precision_is_as_promised(name):
     assert {leaf.dtype for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)} == {np.dtype(dtype)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_seeds_draw_other_parameters_for_the_same_data(name):
     first, again, second = made(name), made.__wrapped__(name), made(name, 1)
@@ -111,6 +113,7 @@ def test_characters_do_not_see_what_follows():
     assert (before[20:] != after[20:]).any(axis=1).any()
 
 
+@pytest.mark.slow
 @pytest.mark.float32
 def test_every_parameter_of_the_characters_has_a_kronecker_block():
     problem = made("chars")

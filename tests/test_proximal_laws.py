@@ -114,7 +114,7 @@ SPACES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SPACES)
 def test_steps_agree_to_first_order_as_the_strength_grows(name):
     """Differences fall with the square of the strength, and what remains is the natural gradient."""
@@ -137,7 +137,7 @@ def test_steps_agree_to_first_order_as_the_strength_grows(name):
 # Mirror descent on exponential families -----------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_mirror_descent_moves_the_dual_coordinates(name):
     """In both directions, and each is exactly the natural gradient in the coordinates that it moves."""

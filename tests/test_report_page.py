@@ -382,6 +382,7 @@ def test_the_charts_hold_every_line_and_answer_the_mouse(open_page):
     assert before[0][0] < left < right < before[0][1] and before[1][0] < low < high < before[1][1]
 
 
+@pytest.mark.slow
 @in_browser
 def test_buttons_work_from_the_keyboard(open_page):
     page = open_page()
@@ -406,6 +407,7 @@ def test_buttons_work_from_the_keyboard(open_page):
     assert page.locator(".legend button[aria-pressed=false]").count() == 3
 
 
+@pytest.mark.slow
 @in_browser
 def test_a_phone_in_the_dark_and_in_the_light(open_page):
     page = open_page(width=390, has_touch=True, is_mobile=True, color_scheme="dark")
@@ -456,6 +458,7 @@ def test_an_inspection_has_geometry_alone(open_page):
     assert_fits_a_phone(page)
 
 
+@pytest.mark.slow
 @in_browser
 def test_a_single_training_run_and_its_code(open_page):
     page = open_page("train", permissions=["clipboard-read", "clipboard-write"])

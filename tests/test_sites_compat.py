@@ -82,6 +82,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_statistics_are_those_of_the_gradients(name):
     model, params, x = CASES[name]()

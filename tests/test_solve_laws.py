@@ -24,7 +24,7 @@ def gradient_of(case):
     return jax.grad(lambda params: jnp.mean(jax.vmap(case.loss)(case.model(params, case.x), case.y)))(case.params)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", WITH_LOSS)
 @pytest.mark.compat
 def test_all_solvers_agree_with_dense_algebra(name):
@@ -184,6 +184,7 @@ def test_no_parameter_by_parameter_array_in_sample_space():
     assert compiled.memory_analysis().temp_size_in_bytes < 40 * rows * size * 8
 
 
+@pytest.mark.sample(4)
 @pytest.mark.float32
 @pytest.mark.parametrize("key", SOLVERS)
 def test_float32(key):
