@@ -1,5 +1,6 @@
 """What every test run shares: a compilation cache, and the code blocks of the pages as tests."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -19,6 +20,9 @@ jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent / ".cac
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 os.environ["MPLBACKEND"] = "Agg"
+
+# Tracing makes many objects, and looking through all of them for cycles took a seventh of the time.
+gc.set_threshold(200_000, 50, 20)
 
 
 @pytest.fixture(scope="module")

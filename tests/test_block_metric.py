@@ -13,7 +13,9 @@ from models import normal
 from zoo import affine, along, integers
 
 import natgrad as ng
+from natgrad._block.kronecker import KroneckerBlock
 from natgrad._block.rules import _sorted_structures, check_blocks
+from natgrad._block.unfactored import DiagonalBlock
 
 SQUARES = ng.Euclidean()
 SOFTMAX = ng.Fisher(ng.Categorical())

@@ -216,11 +216,11 @@ def test_factors_are_those_of_curvlinops(name):
     params, x = [jnp.asarray(data[f"p{k}"]) for k in range(count)], jnp.asarray(data["X"])
     np.testing.assert_allclose(model(params, x), data["logits"], rtol=1e-10, atol=1e-12)
     kinds = {"sep": "separate", "joint": "joint"}
-    options = {f"{s}_{short}": {"sharing": s, "bias": kinds[short]} for s in ("expand", "reduce") for short in kinds}
+    options = {f"{s}_{short}": ng.BlockRules(s, kinds[short]) for s in ("expand", "reduce") for short in kinds}
 
     @jax.jit
     def found(params, x):
-        K = {name: ng.kfac(model, geometry, params, x, **own).as_matrix() for name, own in options.items()}
+        K = {name: ng.kfac(model, geometry, params, x, blocks=rules).as_matrix() for name, rules in options.items()}
         return K, ng.ekfac(model, geometry, params, x).as_matrix()
 
     K, Q = found(params, x)

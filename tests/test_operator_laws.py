@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from models import normal
 
-from natgrad._block import damped, stacks
+from natgrad._block import damped
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.entries import AxisOrder, BlockEntries, EntryNumbers, part
 from natgrad._block.factor import second_moment
 from natgrad._block.kronecker import KroneckerBlock
+from natgrad._block.stacks import MAX_PADDED_ENTRIES, batched, damped_inverses
+from natgrad._block.stacks import eigen as eigen_of
 from natgrad._block.unfactored import DenseBlock, DiagonalBlock
 
 
@@ -19,7 +21,7 @@ def factor(seed, groups, size, block):
 
 
 def eigen_block():
-    bases = [stacks.eigen(factor(seed, 2, size, size)[:, 0]).vectors[:, None] for seed, size in ((1, 3), (2, 4))]
+    bases = [eigen_of(factor(seed, 2, size, size)[:, 0]).vectors[:, None] for seed, size in ((1, 3), (2, 4))]
     return EigenBlock(*bases, normal(3, 2, 3, 4) ** 2)
 
 
@@ -36,7 +38,7 @@ SHAPES = {"kronecker_blocked_outputs": (1, 3, 4), "kronecker_of_numbers": (3, 1,
 
 
 def eigen(block):
-    return stacks.batched(stacks.eigen, block.matrices())
+    return batched(eigen_of, block.matrices())
 
 
 def flat(x):
@@ -112,10 +114,10 @@ def test_matrices_of_one_size_are_factorised_in_one_call():
 
     def function(stack):
         calls.append(stack.shape)
-        return stacks.eigen(stack)
+        return eigen_of(stack)
 
     stacks = [factor(1, 2, 3, 3), factor(2, 1, 4, 4), factor(3, 1, 3, 3)[:, 0]]
-    found = stacks.batched(function, stacks)
+    found = batched(function, stacks)
     assert sorted(calls) == [(1, 4, 4), (3, 3, 3)]
     for stack, (values, vectors) in zip(stacks, found, strict=True):
         assert vectors.shape == stack.shape
@@ -137,7 +139,7 @@ def test_an_inverse_beyond_rounding_is_found_all_the_same_and_said_so():
     singular = jnp.asarray(np.stack([np.outer(v, v), np.eye(40, dtype=np.float32)]))
     traces = jnp.trace(singular, axis1=1, axis2=2)
     little = jnp.full_like(traces, 3e-5)
-    (found,), is_definite, is_finite = stacks.damped_inverses([singular], traces, jnp.ones_like(traces), little)
+    (found,), is_definite, is_finite = damped_inverses([singular], traces, jnp.ones_like(traces), little)
     assert np.all(np.isfinite(found))
     assert is_definite.tolist() == [False, True] and is_finite.tolist() == [True, True]
     np.testing.assert_allclose(found[1], np.eye(40), rtol=1e-4)
@@ -150,7 +152,7 @@ def test_inverses_of_matrices_of_many_sizes_agree_with_numpy_and_take_little_mem
     traces = jnp.concatenate([jnp.trace(stack, axis1=1, axis2=2) for stack in stacks])
     scale = jnp.linspace(0.5, 2.0, traces.size)
     damping = jnp.linspace(0.1, 1.0, traces.size)
-    compiled = jax.jit(stacks.damped_inverses).lower(stacks, traces, scale, damping).compile()
+    compiled = jax.jit(damped_inverses).lower(stacks, traces, scale, damping).compile()
     found, is_definite, is_finite = compiled(stacks, traces, scale, damping)
     assert jnp.all(is_definite) and jnp.all(is_finite)
     start = 0
@@ -160,7 +162,7 @@ def test_inverses_of_matrices_of_many_sizes_agree_with_numpy_and_take_little_mem
             inverses, np.linalg.inv(s * np.asarray(stack) + d * np.eye(stack.shape[-1])), rtol=1e-9, atol=1e-11
         )
         start += len(stack)
-    entries = sum(stack.size for stack in stacks) + stacks.MAX_PADDED_ENTRIES
+    entries = sum(stack.size for stack in stacks) + MAX_PADDED_ENTRIES
     assert compiled.memory_analysis().temp_size_in_bytes < 10 * 8 * entries
 
 

@@ -161,7 +161,7 @@ CONSTRUCTORS = {
         ValueError,
         "`decay` to be a number above 0 and of at most 1, but got 0.0",
     ),
-    "rules": (lambda: ng.KFAC(shraing="reduce"), TypeError, "besides its own arguments, as `kfac` does.*'shraing'"),
+    "rules": (lambda: ng.KFAC(blocks="reduce"), TypeError, "`blocks` to be `BlockRules|Type-check error"),
     "rule": (
         lambda: ng.KFAC(blocks=ng.BlockRules(sharing="fold")),
         ValueError,

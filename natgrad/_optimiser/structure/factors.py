@@ -89,7 +89,7 @@ def _check_cover(places: Mapping[BlockEntries, Any], metric: BlockMetric) -> Non
     if bad:
         raise ValueError(
             f"{caller()} needs the same blocks in every term, but {', '.join(bad)} are used in different ways. Try "
-            '`BlockRules(bias="separate")`, or structures by path (`BlockRules(structures={path: ...})`), or use `Exact` '
+            '`BlockRules(bias="separate")`, or structures by path (`BlockRules(structures={path: ...})`), or `Exact` '
             "or `Diagonal`."
         )
 
