@@ -106,13 +106,13 @@ def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, r
     else:
         draws = sample_columns(geometry, forward.z, key, request.num_samples)
         columns = _tree.scale(request.num_samples**-0.5, draws)
-    batch = Batch(forward, mask_outputs(masks, columns))
+    batch = FactorData(forward, mask_outputs(masks, columns))
     estimators = choose(forward.program, forward.parameters, request.rules, masks, corrected=request.is_corrected)
     estimators = batch.corrected(estimators, basis)
     return batch.metric(estimators, batch.blocks(estimators))
 
 
-class Batch(NamedTuple):
+class FactorData(NamedTuple):
     """A batch after its forward pass, the cotangents of its outputs, and how much each example counts."""
 
     forward: Forward

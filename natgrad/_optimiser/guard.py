@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad._optimiser.info import STEP_RESULTS, Info, Quantity
 from natgrad._optimiser.momentum import Flat
-from natgrad._optimiser.step.base import Context, Proposal, dot
+from natgrad._optimiser.step.base import Expansion, Proposal, dot
 from natgrad._optimiser.structure.base import Direction
 from natgrad._types import Scalar
 
@@ -101,7 +101,7 @@ class Soundness(NamedTuple):
 
 
 def conclude(
-    context: Context,
+    expansion: Expansion,
     proposal: Proposal,
     found: Direction,
     state: State,
@@ -122,24 +122,24 @@ def conclude(
     unless_back = jnp.where(state.was_rejected, state.rejections, 0)
     rejections = jnp.where(is_accepted, unless_back, state.rejections + 1)
     can_go_back = ~is_sound & soundness.is_usable & (state.steps > 0)
-    now = context.params, state.last
+    now = expansion.w, state.last
     choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
-    after = choose(context.params + update + proposal.beside, state.before[0], context.params)
+    after = choose(expansion.w + update + proposal.beside, state.before[0], expansion.w)
     last = choose(update, state.before[1], state.last)
     is_new = is_accepted | (state.steps == 0)
     before = tuple(jnp.where(is_new, a, b) for a, b in zip(now, state.before, strict=True))
 
     remembered = lambda new, shorter, old: jnp.where(is_accepted, new, jnp.where(soundness.is_usable, shorter, old))
-    quantity = lambda value: Quantity.of(value, context.loss.dtype).known_if(soundness.is_usable)
+    quantity = lambda value: Quantity.of(value, expansion.loss.dtype).known_if(soundness.is_usable)
     loss_after = quantity(proposal.loss_after)
     info = Info(
-        loss=context.loss,
+        loss=expansion.loss,
         loss_after=loss_after,
-        damping=jnp.asarray(strength, context.loss.dtype),
-        step_size=jnp.asarray(proposal.step_size, context.loss.dtype),
-        momentum=jnp.asarray(proposal.momentum, context.loss.dtype),
+        damping=jnp.asarray(strength, expansion.loss.dtype),
+        step_size=jnp.asarray(proposal.step_size, expansion.loss.dtype),
+        momentum=jnp.asarray(proposal.momentum, expansion.loss.dtype),
         predicted_decrease=quantity(proposal.predicted_decrease),
-        actual_decrease=Quantity.of(context.loss - loss_after.value, context.loss.dtype, loss_after.is_known),
+        actual_decrease=Quantity.of(expansion.loss - loss_after.value, expansion.loss.dtype, loss_after.is_known),
         divergence=quantity(proposal.divergence),
         predicted_divergence=quantity(proposal.predicted_divergence),
         cosine=quantity(proposal.cosine),
@@ -155,7 +155,7 @@ def conclude(
         before=before,
         rejections=rejections,
         was_rejected=~is_accepted,
-        history=state.history.with_loss(context.loss, is_sound),
+        history=state.history.with_loss(expansion.loss, is_sound),
     )
     return after, state, info
 

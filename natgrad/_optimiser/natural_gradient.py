@@ -1,6 +1,6 @@
 """The optimiser: a problem, a structure for its metric, damping, a step rule and momentum, put together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -17,20 +17,22 @@ from natgrad._metric.running import RunningState
 from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_together, check_types
 from natgrad._optimiser.damping import AbstractDamping, ConstantDamping, LevenbergMarquardt, Reduction
-from natgrad._optimiser.evaluation import Evaluation, Pass, evaluate, loss_and_gradient, loss_at, part_of
+from natgrad._optimiser.evaluation import Evaluation, Part, Pass, evaluate, loss_and_gradient, loss_at, part_of
 from natgrad._optimiser.flax import register_with_flax
 from natgrad._optimiser.guard import History, Soundness, State, conclude
 from natgrad._optimiser.info import Info, Quantity
 from natgrad._optimiser.momentum import AbstractMomentum, Flat
+from natgrad._optimiser.penalty import damping_matrix, decay_rates
+from natgrad._optimiser.phases import Measurement, NaturalStep
 from natgrad._optimiser.problem import Bound, as_terms, batches_of, has_weight, refuse_invalid
-from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, dot, scheduled
+from natgrad._optimiser.step.base import AbstractStep, Expansion, Proposal, Search, dot
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Schedule
 from natgrad._optimiser.structure.kfac import KFAC
 from natgrad._optimiser.trainable import check_trained, is_floating, partition, refuse_numbers, warn_of_unused
 from natgrad._point.probe import probe
 from natgrad._program.trace import trace_example
-from natgrad._tree import check_paths, numbers_by_path, option_for
+from natgrad._tree import numbers_by_path
 from natgrad._types import Key
 from natgrad._uses.parameter_uses import uses_of
 
@@ -177,118 +179,130 @@ class NaturalGradient:
         self, params: PyTree, fixed: PyTree, given: PyTree | None, state: State, batch: Any, key: Key | None
     ) -> tuple[Flat, Flat, State, Info]:
         """The parameters before and after the step, as vectors, the new state, and what happened."""
-        problem = self._bind(fixed, batch)
+        measurement = self._measure(params, self._bind(fixed, batch), given, state)
+        solved = self._solve(measurement, state, key)
+        expansion = measurement.expansion._replace(damping=solved.entries)
+        search = Search(solved.natural, state.last, self.momentum.coefficient(state.steps), state.rule)
+        decay = decay_rates(self.weight_decay, params, state.steps)
+        proposal = self._propose(expansion, search, decay)
+        proposal, is_diverging = self._judge(expansion, proposal, state, measurement.is_suspicious)
+        after, state, info = self._conclude(measurement, solved, proposal, is_diverging, state)
+        return expansion.w, after, state, info._replace(aux=self._aux(eqx.combine(params, fixed), batch))
+
+    def _measure(self, params: PyTree, problem: Sequence[Bound], given: PyTree | None, state: State) -> Measurement:
+        """One forward and one backward pass: the cost around the parameters, and whether the batch can be used."""
         evaluation = self._evaluate(problem, params, state.steps)
         loss, gradient = loss_and_gradient(problem, evaluation, params, self.micro_batches)
         # Everything from here on is done with vectors: one operation instead of one for every parameter.
         w, unflatten = _tree.flatten(params)
         g = (gradient if given is None else _tree.flatten(given)[0]).astype(w.dtype)
-        names, sizes = _tree.names(params), tuple(leaf.size for leaf in jax.tree.leaves(params))
-        l2 = self._l2(names)
-        added = self.damping.added(0.0, l2, names, sizes)
-        penalties = jnp.asarray(added.penalties(), w.dtype)
+        matrix = damping_matrix(self.damping, 0.0, self.l2, params)
+        penalties = jnp.asarray(matrix.penalties(), w.dtype)
         penalty = lambda w: (dot(w, penalties * w) / 2).astype(loss.dtype)
-        if any(l2):
+        loss_of = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
+        if any(self.l2.values()):
             loss, g = loss + penalty(w), g + penalties * w
-        plain = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
-        loss_of = (lambda w: plain(w) + penalty(w)) if any(l2) else plain
+        expansion = Expansion(
+            w=w,
+            loss=loss,
+            gradient=g,
+            steps=state.steps,
+            damping=None,
+            penalties=penalties,
+            loss_at=(lambda w: loss_of(w) + penalty(w)) if any(self.l2.values()) else loss_of,
+            inner_products=lambda vectors: evaluation.inner_products(vectors, unflatten),
+            divergence=lambda w: evaluation.divergence(unflatten(w)),
+        )
         is_finite = jnp.isfinite(loss) & jnp.isfinite(dot(g, g))
         is_valid = evaluation.is_valid(problem) & has_weight(problem) & evaluation.has_weight(problem)
         soundness = Soundness(is_finite, is_valid, evaluation.is_coupled())
         is_suspicious = state.history.is_suspicious(loss) & ~state.was_rejected & soundness.is_usable
-        is_good = soundness.is_sound & ~is_suspicious
-        moment = Schedule(state.steps, state.was_rejected)
+        return Measurement(evaluation, expansion, matrix, unflatten, soundness, is_suspicious)
 
-        solver = self.structure.update(state.structure, evaluation.parts, key, moment, is_good)
-        strengths, is_known = self._started(state, solver, evaluation, key, is_good)
-        added = added._replace(strength=self.damping.strength(strengths, state.steps))
-        self.structure.check(added)
-        solver = self.structure.refresh(solver, added, moment)
-        diagonal = self._diagonal(solver, evaluation) if added.is_relative else None
-        entries = jnp.asarray(added.entries(diagonal), w.dtype)
-        covector = unflatten(self.momentum.covector(g, state.last, entries))
-        found, solver = self.structure.direction(solver, evaluation.parts, covector, added)
-        direction = -_tree.flatten(found.vector)[0].astype(w.dtype)
+    def _solve(self, measurement: Measurement, state: State, key: Key | None) -> NaturalStep:
+        """The natural gradient in the damped metric, after the structure has seen the batch."""
+        parts, expansion = measurement.evaluation.parts, measurement.expansion
+        is_good = measurement.soundness.is_sound & ~measurement.is_suspicious
+        schedule = Schedule(state.steps, state.was_rejected)
+        structure = self.structure.update(state.structure, parts, key, schedule, is_good)
+        damping, is_known = self._started(state, structure, parts, key, is_good)
+        matrix = measurement.matrix._replace(strength=self.damping.strength(damping, state.steps))
+        self.structure.check(matrix)
+        structure = self.structure.refresh(structure, matrix, schedule)
+        diagonal = _tree.flatten(self.structure.diagonal(structure, parts))[0] if matrix.is_relative else None
+        entries = jnp.asarray(matrix.entries(diagonal), expansion.w.dtype)
+        covector = self.momentum.covector(expansion.gradient, state.last, entries)
+        direction, structure = self.structure.direction(structure, parts, measurement.unflatten(covector), matrix)
+        natural = -_tree.flatten(direction.vector)[0].astype(expansion.w.dtype)
+        return NaturalStep(direction, natural, entries, matrix.strength, structure, damping, is_known)
 
-        momentum = self.momentum.coefficient(state.steps)
-        context = Context(
-            w,
-            loss,
-            g,
-            direction,
-            state.last,
-            momentum,
-            state.steps,
-            entries,
-            penalties,
-            evaluation,
-            unflatten,
-            loss_of,
-            state.rule,
-        )
-        rounding = state.history.rounding(loss)
-        proposed = self._proposed(context, self._decay(names, sizes, state.steps))
-        proposal, is_diverging = self._judged(context, proposed, state, is_suspicious)
-        after, new, info = conclude(
-            context,
-            proposal,
-            found,
-            state,
-            soundness._replace(is_finite=is_finite & ~is_diverging),
-            strength=added.strength,
-            forgotten=self.rule.rejected(state.rule),
-            max_rejections=self.max_rejections,
-        )
-        damping = self.damping.update(strengths, Reduction.of(info, state.steps, rounding))
-        is_told = is_known & soundness.is_usable
-        damping = jax.tree.map(lambda new, old: jnp.where(is_told, new, old), damping, state.damping)
-        aux = self._aux(eqx.combine(params, fixed), batch)
-        return w, after, new.replace(structure=solver, damping=damping), info._replace(aux=aux)
-
-    def _proposed(self, context: Context, decay: Any) -> Proposal:
+    def _propose(self, expansion: Expansion, search: Search, decay: Array | None) -> Proposal:
         """The step that the rule would take, with the decrease that damping has to know."""
-        proposal = self.rule.propose(context)
+        proposal = self.rule.propose(expansion, search)
         if decay is not None:
-            rate = jnp.asarray(proposal.step_size, context.params.dtype)
-            proposal = proposal._replace(beside=-rate * decay.astype(rate.dtype) * context.params)
+            rate = jnp.asarray(proposal.step_size, expansion.w.dtype)
+            proposal = proposal._replace(beside=-rate * decay.astype(rate.dtype) * expansion.w)
         if self.damping.is_adaptive and proposal.predicted_decrease is None:
-            model, one = context.quadratic(proposal.update + proposal.beside), jnp.ones(1, context.loss.dtype)
+            model, one = expansion.quadratic(proposal.update + proposal.beside), jnp.ones(1, expansion.loss.dtype)
             proposal = proposal._replace(
                 predicted_decrease=model.decrease(one), predicted_divergence=model.divergence(one)
             )
         return proposal
 
-    def _judged(
-        self, context: Context, proposal: Proposal, state: State, is_suspicious: Array
+    def _conclude(
+        self,
+        measurement: Measurement,
+        solved: NaturalStep,
+        proposal: Proposal,
+        is_diverging: Bool[Array, ""],
+        state: State,
+    ) -> tuple[Flat, State, Info]:
+        """The parameters after the step, the new state, and what happened."""
+        soundness = measurement.soundness
+        rounding = state.history.rounding(measurement.expansion.loss)
+        after, new, info = conclude(
+            measurement.expansion,
+            proposal,
+            solved.direction,
+            state,
+            soundness._replace(is_finite=soundness.is_finite & ~is_diverging),
+            strength=solved.strength,
+            forgotten=self.rule.rejected(state.rule),
+            max_rejections=self.max_rejections,
+        )
+        damping = self.damping.update(solved.damping, Reduction.of(info, state.steps, rounding))
+        is_told = solved.is_known & soundness.is_usable
+        damping = jax.tree.map(lambda new, old: jnp.where(is_told, new, old), damping, state.damping)
+        return after, new.replace(structure=solved.structure, damping=damping), info
+
+    def _judge(
+        self, expansion: Expansion, proposal: Proposal, state: State, is_suspicious: Array
     ) -> tuple[Proposal, Bool[Array, ""]]:
         """The step with the loss after it, if damping wants that and the rule has not found it; and whether the last
         step made the loss diverge, for which a loss that is suspicious is compared with that before the last step."""
         wants_after = self.damping.is_adaptive and proposal.loss_after is None
-        is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(context.steps))
-        points = state.before[0], context.params + proposal.update + proposal.beside
+        is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(expansion.steps))
+        points = state.before[0], expansion.w + proposal.update + proposal.beside
 
         def evaluate_one(k, losses):
-            return losses.at[k].set(context.loss_at(jax.lax.select_n(k, *points)).astype(losses.dtype))
+            return losses.at[k].set(expansion.loss_at(jax.lax.select_n(k, *points)).astype(losses.dtype))
 
         # A loop of no, one or two turns: every evaluation that is written down costs time to compile.
         before, after = jax.lax.fori_loop(
             jnp.where(is_suspicious, 0, 1),
             jnp.where(is_wanted, 2, 1),
             evaluate_one,
-            jnp.zeros(2, context.loss.dtype),
+            jnp.zeros(2, expansion.loss.dtype),
         )
         if wants_after:
-            rounding = state.history.rounding(context.loss)
-            is_accepted = ~is_wanted | (after <= context.loss + rounding)
-            known = Quantity.of(after, context.loss.dtype, is_wanted)
+            rounding = state.history.rounding(expansion.loss)
+            is_accepted = ~is_wanted | (after <= expansion.loss + rounding)
+            known = Quantity.of(after, expansion.loss.dtype, is_wanted)
             proposal = proposal._replace(loss_after=known, is_accepted=is_accepted)
-        return proposal, is_suspicious & state.history.is_far_above(context.loss, before)
-
-    def _diagonal(self, solver: PyTree, evaluation: Evaluation) -> Flat:
-        return _tree.flatten(self.structure.diagonal(solver, evaluation.parts))[0]
+        return proposal, is_suspicious & state.history.is_far_above(expansion.loss, before)
 
     def _started(
-        self, state: State, solver: PyTree, evaluation: Evaluation, key: Key | None, is_sound: Array
+        self, state: State, structure: PyTree, parts: Sequence[Part], key: Key | None, is_sound: Array
     ) -> tuple[PyTree, Bool[Array, ""] | bool]:
         """The state of the damping, which may start from the mean eigenvalue of the metric, and whether to keep it:
         where that is zero or not finite, one stands in for it."""
@@ -298,7 +312,7 @@ class NaturalGradient:
         is_started = jnp.asarray(self.damping.strength(state.damping, state.steps)) > 0
 
         def start() -> tuple[PyTree, Array]:
-            mean = 1.0 if is_relative else self.structure.mean_eigenvalue(solver, evaluation.parts, key)
+            mean = 1.0 if is_relative else self.structure.mean_eigenvalue(structure, parts, key)
             mean = jnp.asarray(mean, float)
             is_known = jnp.isfinite(mean) & (mean > 0)
             return self.damping.start(state.damping, jnp.where(is_known, mean, 1.0)), is_known
@@ -307,12 +321,11 @@ class NaturalGradient:
 
     def _initial(self, trained: PyTree, fixed: PyTree, batch: Any) -> State:
         evaluation = self._evaluate(self._bind(fixed, batch), trained, jnp.array(0))
-        names = _tree.names(trained)
         damping = self.damping.init()
-        sizes = tuple(leaf.size for leaf in jax.tree.leaves(trained))
-        added = self.damping.added(self.damping.strength(damping, jnp.array(0)), self._l2(names), names, sizes)
-        self.structure.check(added)
-        structure = self.structure.init(evaluation.parts, jax.random.key(0), added)
+        strength = self.damping.strength(damping, jnp.array(0))
+        matrix = damping_matrix(self.damping, strength, self.l2, trained)
+        self.structure.check(matrix)
+        structure = self.structure.init(evaluation.parts, jax.random.key(0), matrix)
         w = _tree.flatten(trained)[0]
         return State(
             jnp.array(0),
@@ -326,7 +339,7 @@ class NaturalGradient:
             History.empty(),
         )
 
-    def _evaluate(self, problem: list[Bound], params: PyTree, turn: Array) -> Evaluation:
+    def _evaluate(self, problem: Sequence[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)
         return evaluate(problem, params, Pass(fraction, turn, self.structure.has_sites, self.check))
 
@@ -362,22 +375,6 @@ class NaturalGradient:
         pairs = zip(self.terms, batches_of(self.terms, batch), strict=True)
         found = {name: call(*pair) for name, pair in pairs if pair[0].has_aux}
         return found.get(None) if None in self.terms else found or None
-
-    def _decay(self, names: tuple[str, ...], sizes: tuple[int, ...], steps: Array) -> Array | None:
-        """By what part of the learning rate every entry of the parameters shrinks, one number if that is the same."""
-        if not any(self.weight_decay.values()):
-            return None
-        check_paths(self.weight_decay, names, "weight_decay")
-        each = [option_for(self.weight_decay, name) for name in names]
-        values = [jnp.asarray(0.0 if own is None else scheduled(own, steps), float) for own in each]
-        if list(self.weight_decay) == [""]:
-            return values[0]
-        return jnp.concatenate([jnp.full(size, value) for size, value in zip(sizes, values, strict=True)])
-
-    def _l2(self, names: tuple[str, ...]) -> tuple[float, ...]:
-        check_paths(self.l2, names, "l2")
-        each = [option_for(self.l2, name) for name in names]
-        return tuple(0.0 if own is None else float(own) for own in each)
 
 
 def _suitable_damping(structure: AbstractStructure, rule: AbstractStep) -> AbstractDamping:

@@ -9,46 +9,51 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from natgrad._optimiser.evaluation import Evaluation
 from natgrad._optimiser.info import Quantity
 from natgrad._optimiser.momentum import AbstractMomentum, Flat, NoMomentum
 from natgrad._types import Scalar
 
 
-class Context(NamedTuple):
-    """What a step rule may look at: the point, the natural gradient (downhill) and the last update, all as vectors;
-    what is added to the diagonal of the metric, in all and by `l2`; the problem; and what the rule remembers."""
+class Expansion(NamedTuple):
+    r"""What is known of the cost around the parameters $w$, as vectors: its value and gradient, how many steps were
+    taken, the diagonal of the damping $D$ and the part of it that is the curvature of `l2`.
 
-    params: Flat
+    Three functions look further: the loss at other parameters, $u^\top G v$ for all pairs of some vectors with the
+    exact metric, and the divergence of the outputs at other parameters."""
+
+    w: Flat
     loss: Scalar
     gradient: Flat
-    direction: Flat
-    last: Flat
-    momentum: Any
     steps: Int[Array, ""]
-    added: Any
+    damping: Any
     penalties: Any
-    evaluation: Evaluation
-    unflatten: Callable[[Flat], PyTree]
     loss_at: Callable[[Flat], Scalar]
-    memory: PyTree = ()
-
-    def update(self, step_size: Any, momentum: Any) -> Flat:
-        """So much of the direction, and of the last update."""
-        number = lambda value: jnp.asarray(value, self.direction.dtype)
-        if isinstance(momentum, float) and momentum == 0:
-            return number(step_size) * self.direction
-        return number(step_size) * self.direction + number(momentum) * self.last
-
-    def divergence(self, params: Flat) -> Scalar:
-        return self.evaluation.divergence(self.unflatten(params))
+    inner_products: Callable[[Sequence[Flat]], Float[Array, "k k"]]
+    divergence: Callable[[Flat], Scalar]
 
     def quadratic(self, *vectors: Flat) -> "Quadratic":
         """The quadratic model of the loss on the span of some vectors, with the exact metric."""
         products = lambda diagonal: _products(vectors, diagonal).astype(self.loss.dtype)
-        metric = self.evaluation.inner_products(vectors, self.unflatten).astype(self.loss.dtype)
+        metric = self.inner_products(vectors).astype(self.loss.dtype)
         slope = jnp.stack([dot(v, self.gradient) for v in vectors]).astype(self.loss.dtype)
-        return Quadratic(metric, metric + products(self.penalties), metric + products(self.added), slope)
+        return Quadratic(metric, metric + products(self.penalties), metric + products(self.damping), slope)
+
+
+class Search(NamedTuple):
+    """Where a step rule may go: along the natural gradient (downhill) and the last update, with a coefficient of
+    momentum (`None` if the rule is to find it); and what the rule remembers of earlier steps."""
+
+    natural: Flat
+    last: Flat
+    momentum: Any
+    memory: PyTree = ()
+
+    def update(self, step_size: Any, momentum: Any) -> Flat:
+        """So much of the natural gradient, and of the last update."""
+        number = lambda value: jnp.asarray(value, self.natural.dtype)
+        if isinstance(momentum, float) and momentum == 0:
+            return number(step_size) * self.natural
+        return number(step_size) * self.natural + number(momentum) * self.last
 
 
 def dot(a: Array, b: Array) -> Array:
@@ -114,7 +119,8 @@ class AbstractStep(eqx.Module):
         return ()
 
     @abstractmethod
-    def propose(self, context: Context) -> Proposal: ...
+    def propose(self, expansion: Expansion, search: Search) -> Proposal:
+        """The step to take, with what was found out about it."""
 
     def rejected(self, memory: PyTree) -> PyTree:
         """What the rule remembers after a step that was not taken, or taken back."""

@@ -18,9 +18,9 @@ class ConstantStep(AbstractStep):
     def __check_init__(self):
         check_number(self.learning_rate, "`learning_rate`", above=0, schedules=True)
 
-    def propose(self, context):
-        rate = scheduled(self.learning_rate, context.steps)
-        return Proposal(context.update(rate, context.momentum), rate, context.momentum)
+    def propose(self, expansion, search):
+        rate = scheduled(self.learning_rate, expansion.steps)
+        return Proposal(search.update(rate, search.momentum), rate, search.momentum)
 
     @property
     def keeps_learning_rate(self):
@@ -50,13 +50,13 @@ class KLClip(AbstractStep):
         for name, value in (("radius", self.radius), ("learning_rate", self.learning_rate)):
             check_number(value, f"`{name}`", above=0, schedules=True)
 
-    def propose(self, context):
-        rate, radius = scheduled(self.learning_rate, context.steps), scheduled(self.radius, context.steps)
-        squared = jnp.maximum(-dot(context.gradient, context.direction), 0.0)
+    def propose(self, expansion, search):
+        rate, radius = scheduled(self.learning_rate, expansion.steps), scheduled(self.radius, expansion.steps)
+        squared = jnp.maximum(-dot(expansion.gradient, search.natural), 0.0)
         half = rate**2 * squared / 2
         clip = jnp.where(half > radius, jnp.sqrt(radius / jnp.where(half > 0, half, 1.0)), 1.0)
-        update = context.update(rate * clip, context.momentum)
-        return Proposal(update, rate * clip, context.momentum)
+        update = search.update(rate * clip, search.momentum)
+        return Proposal(update, rate * clip, search.momentum)
 
     @property
     def momentum(self):

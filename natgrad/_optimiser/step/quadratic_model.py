@@ -2,7 +2,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad._optimiser.momentum import HeavyBall
-from natgrad._optimiser.step.base import AbstractStep, Context, Proposal, Quadratic
+from natgrad._optimiser.step.base import AbstractStep, Proposal, Quadratic
 
 
 class QuadraticModel(AbstractStep):
@@ -13,22 +13,22 @@ class QuadraticModel(AbstractStep):
 
     With `HeavyBall(decay)` of its own, momentum is given and only the step size is found."""
 
-    def propose(self, context: Context):
-        if context.momentum is None:
-            model = context.quadratic(context.direction, context.last)
+    def propose(self, expansion, search):
+        if search.momentum is None:
+            model = expansion.quadratic(search.natural, search.last)
             coefficients = _minimiser(model)
-        elif isinstance(context.momentum, float) and context.momentum == 0:
-            model = context.quadratic(context.direction)
+        elif isinstance(search.momentum, float) and search.momentum == 0:
+            model = expansion.quadratic(search.natural)
             coefficients = -model.slope / _positive(model.damped[0])
         else:
-            model = context.quadratic(context.direction, context.last)
-            given = jnp.asarray(context.momentum, model.slope.dtype)
+            model = expansion.quadratic(search.natural, search.last)
+            given = jnp.asarray(search.momentum, model.slope.dtype)
             step = -(model.slope[0] + model.damped[0, 1] * given) / _positive(model.damped[0, 0])
             coefficients = jnp.stack([step, given])
         step_size = coefficients[0]
         momentum = coefficients[1] if len(coefficients) > 1 else 0.0
         return Proposal(
-            context.update(step_size, momentum),
+            search.update(step_size, momentum),
             step_size,
             momentum,
             predicted_decrease=model.decrease(coefficients),

@@ -33,17 +33,17 @@ class TrustRegion(AbstractStep):
             check_number(value, f"`{name}`", above=0, schedules=True)
         check_backtracking(self)
 
-    def propose(self, context):
-        rate, radius = scheduled(self.learning_rate, context.steps), scheduled(self.radius, context.steps)
-        model = context.quadratic(context.direction)
+    def propose(self, expansion, search):
+        rate, radius = scheduled(self.learning_rate, expansion.steps), scheduled(self.radius, expansion.steps)
+        model = expansion.quadratic(search.natural)
         whole = model.metric[0, 0] / 2
         fitting = jnp.sqrt(radius / jnp.where(whole > 0, whole, 1.0))
-        start = jnp.where(whole * rate**2 > radius, fitting, rate).astype(context.loss.dtype)
+        start = jnp.where(whole * rate**2 > radius, fitting, rate).astype(expansion.loss.dtype)
 
         def measured(size):
-            params = context.params + context.update(size, 0.0)
-            divergence, loss = context.divergence(params), context.loss_at(params)
-            is_good = (divergence <= radius * (1 + 1e-3)) & (loss <= context.loss)
+            params = expansion.w + search.update(size, 0.0)
+            divergence, loss = expansion.divergence(params), expansion.loss_at(params)
+            is_good = (divergence <= radius * (1 + 1e-3)) & (loss <= expansion.loss)
             return divergence.astype(size.dtype), loss.astype(size.dtype), is_good
 
         def shorten(state):
@@ -56,7 +56,7 @@ class TrustRegion(AbstractStep):
         )
         c = size[None]
         return Proposal(
-            context.update(size, 0.0),
+            search.update(size, 0.0),
             size,
             0.0,
             is_accepted=is_good,
@@ -94,14 +94,14 @@ class GridLineSearch(AbstractStep):
         for size in self.sizes:
             check_number(size, "each of its `sizes`", above=0)
 
-    def propose(self, context):
-        sizes = jnp.asarray(self.sizes, context.loss.dtype)
-        loss_of = lambda size: context.loss_at(context.params + context.update(size, 0.0)).astype(sizes.dtype)
+    def propose(self, expansion, search):
+        sizes = jnp.asarray(self.sizes, expansion.loss.dtype)
+        loss_of = lambda size: expansion.loss_at(expansion.w + search.update(size, 0.0)).astype(sizes.dtype)
         losses = jax.lax.map(loss_of, sizes)
         losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
         best = jnp.argmin(losses)
-        is_lower = losses[best] <= context.loss
-        return Proposal(context.update(sizes[best], 0.0), sizes[best], 0.0, is_lower, losses[best])
+        is_lower = losses[best] <= expansion.loss
+        return Proposal(search.update(sizes[best], 0.0), sizes[best], 0.0, is_lower, losses[best])
 
     @property
     def compares_losses(self):
@@ -124,21 +124,21 @@ class ArmijoLineSearch(AbstractStep):
         check_number(self.sufficient, "`sufficient`", least=0, below=1)
         check_backtracking(self)
 
-    def propose(self, context):
-        slope = dot(context.gradient, context.direction)
+    def propose(self, expansion, search):
+        slope = dot(expansion.gradient, search.natural)
 
         def tried(size):
-            loss = context.loss_at(context.params + context.update(size, 0.0)).astype(size.dtype)
-            return loss, loss <= context.loss + self.sufficient * size * slope
+            loss = expansion.loss_at(expansion.w + search.update(size, 0.0)).astype(size.dtype)
+            return loss, loss <= expansion.loss + self.sufficient * size * slope
 
         def shorten(state):
             tries, size, *_ = state
             return tries + 1, self.shrink * size, *tried(self.shrink * size)
 
-        start = jnp.asarray(self.initial, context.loss.dtype)
+        start = jnp.asarray(self.initial, expansion.loss.dtype)
         unfinished = lambda state: ~state[-1] & (state[0] < self.max_tries)
         _, size, loss, is_enough = jax.lax.while_loop(unfinished, shorten, (jnp.array(1), start, *tried(start)))
-        return Proposal(context.update(size, 0.0), size, 0.0, is_enough, loss)
+        return Proposal(search.update(size, 0.0), size, 0.0, is_enough, loss)
 
     @property
     def compares_losses(self):

@@ -19,7 +19,7 @@ from natgrad._block.structure_report import StructureReport
 from natgrad._block.unfactored import ZeroEstimator
 from natgrad._check import caller
 from natgrad._metric.block_metric import BlockMetric, Blocks
-from natgrad._metric.estimated_blocks import Batch
+from natgrad._metric.estimated_blocks import FactorData
 from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.structure.cotangents import columns_of, weighed
@@ -29,7 +29,7 @@ from natgrad._types import Key
 class Measured(NamedTuple):
     """A part of a batch with the cotangents of its outputs, and the blocks to compute from them."""
 
-    batch: Batch
+    batch: FactorData
     estimators: list[AbstractEstimator]
 
 
@@ -42,7 +42,7 @@ def measure(
         assert part.forward is not None
         columns = columns_of(part, key, num_samples, number)
         estimators = choose(part.forward.program, part.forward.parameters, rules, {}, corrected=corrected)
-        found.append(Measured(Batch(part.forward, weighed(part, columns), part.example_weights()), estimators))
+        found.append(Measured(FactorData(part.forward, weighed(part, columns), part.example_weights()), estimators))
     return found
 
 
