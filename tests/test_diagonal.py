@@ -161,9 +161,9 @@ def test_running_averages_are_in_single_precision_at_least():
 def test_refusals():
     case = MODELS["dense"]()
     build = lambda **options: ng.diagonal(case.model, case.geometry, case.params, case.x, **options)
-    with pytest.raises(ValueError, match="`num_samples` of at least 1, but got 0"):
+    with pytest.raises(ValueError, match="`num_samples` to be a whole number of at least 1, but got 0"):
         build(key=jax.random.key(0), num_samples=0)
-    with pytest.raises(ValueError, match="`gram` needs `num_samples` of at least 1"):
+    with pytest.raises(ValueError, match="`gram` needs `num_samples` to be a whole number of at least 1"):
         ng.gram(case.model, case.geometry, case.params, case.x, key=jax.random.key(0), num_samples=0)
     with pytest.raises(ValueError, match="two pseudo-gradients for a standard error"):
         ng.diagonal(case.model, case.geometry, case.params, case.x[:1], key=jax.random.key(0), standard_error=True)

@@ -62,7 +62,7 @@ REFUSED = {
     "no_samples": (
         lambda: ng.pullback(linear, ng.Euclidean(), W, X, key=jax.random.key(0), num_samples=0),
         ValueError,
-        "`num_samples` of at least 1",
+        "`num_samples` to be a whole number of at least 1",
     ),
     "output_outside_the_family": (
         lambda: ng.pullback(linear, ng.Fisher(ng.Exponential()), W, X),

@@ -15,8 +15,9 @@ from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.samples import forward_in, power_sum
 from natgrad._model import check_params, finite, num_examples, without_aux
+from natgrad._point.columns import check_num_samples, factor_columns, sample_columns
 from natgrad._point.probe import check_model
-from natgrad._types import Key, Output
+from natgrad._types import Key
 
 
 class DiagonalMetric(AbstractMetric):
@@ -96,8 +97,7 @@ def diagonal(
       rather too large for the diagonal of these very examples.
     - `in_axes`, `has_aux`, `check`, `budget`: as for `per_example`.
     """
-    if num_samples < 1:
-        raise ValueError(f"{caller()} needs `num_samples` of at least 1, but got {num_samples}.")
+    check_num_samples(num_samples)
     if key is not None and standard_error and num_samples * num_examples(x, in_axes) < 2:
         raise ValueError(
             f"{caller()} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`."
@@ -133,37 +133,6 @@ def _estimated(model, geometry, params, x, standard_error, in_axes, budget, chec
     fourth = _tree.scale(1 / total, power_sum(forward, draws, power=4))
     variance = jax.tree.map(lambda d, d4: jnp.maximum(d4 - d**2, 0.0) / (total - 1), entries, fourth)
     return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), count)
-
-
-def factor_columns(geometry: AbstractGeometry, z: Output) -> Output:
-    """The columns of the factor of every output's metric, with an axis of columns in front of that of examples."""
-    name = type(geometry).__name__
-    try:
-        columns = jax.vmap(geometry.factor, out_axes=1)(z)
-    except NotImplementedError as error:
-        raise TypeError(
-            f"`{name}` has no factor, so backward passes cannot be exact. Give it a `_factor`, or pass a `key`, with "
-            "which cotangents are sampled instead."
-        ) from error
-    found, wanted = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (columns, z))
-    if [shape[1:] for shape in found] != wanted or len({shape[:1] for shape in found}) != 1:
-        given = [(*shape[:1], *shape[2:]) for shape in found]
-        raise ValueError(
-            f"`{name}.factor` needs to return columns like the output of an example, with their axis in front, but for "
-            f"an output of shapes {[shape[1:] for shape in wanted]} it returned shapes {given}."
-        )
-    return columns
-
-
-def sample_columns(geometry: AbstractGeometry, z: Output, key: Key, num_samples: int) -> Output:
-    """Draws of output cotangents, with an axis of draws in front of that of examples."""
-    count = jax.tree.leaves(z)[0].shape[0]
-    return draw(geometry, z, jax.vmap(lambda key: jax.random.split(key, count))(jax.random.split(key, num_samples)))
-
-
-def draw(geometry: AbstractGeometry, z: Output, keys: Key) -> Output:
-    """One draw of output cotangents for every key, draws in front and then examples."""
-    return jax.vmap(jax.vmap(geometry.sample), in_axes=(None, 0))(z, keys)
 
 
 class IdentityMetric(AbstractMetric):

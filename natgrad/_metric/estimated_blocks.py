@@ -24,9 +24,9 @@ from natgrad._block.structure_report import make_report
 from natgrad._check import caller, is_concrete
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.block_metric import BlockMetric, Blocks, by_block
-from natgrad._metric.diagonal import factor_columns, sample_columns
 from natgrad._metric.samples import bytes_of_column, forward_in
 from natgrad._model import check_params, finite, num_examples, without_aux
+from natgrad._point.columns import check_num_samples, output_columns
 from natgrad._point.forward import Forward
 from natgrad._point.probe import check_model
 from natgrad._point.records import summed
@@ -54,10 +54,7 @@ class Request(NamedTuple):
         mask: Any,
         basis: BlockMetric | None = None,
     ) -> BlockMetric:
-        if not isinstance(self.num_samples, int) or self.num_samples < 1:
-            raise ValueError(
-                f"{caller()} needs `num_samples` to be a whole number of at least 1, but got {self.num_samples}."
-            )
+        check_num_samples(self.num_samples)
         check_params(params)
         masks = check_mask(mask, num_examples(x, self.in_axes))
         model = without_aux(model, self.has_aux)
@@ -101,11 +98,7 @@ def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
 def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, request: Request) -> BlockMetric:
     options = request.in_axes, request.budget, request.check
     forward = forward_in(geometry, model, params, x, *options)
-    if key is None:
-        columns = factor_columns(geometry, forward.z)
-    else:
-        draws = sample_columns(geometry, forward.z, key, request.num_samples)
-        columns = _tree.scale(request.num_samples**-0.5, draws)
+    columns = output_columns(geometry, forward.z, key, request.num_samples)
     batch = FactorData(forward, mask_outputs(masks, columns))
     estimators = choose(forward.program, forward.parameters, request.rules, masks, corrected=request.is_corrected)
     estimators = batch.corrected(estimators, basis)

@@ -8,9 +8,9 @@ from jaxtyping import Array, Float, PyTree
 from natgrad import _tree
 from natgrad._check import caller, public, require
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._metric.diagonal import factor_columns, sample_columns
 from natgrad._metric.samples import forward_in
 from natgrad._model import check_params, finite, without_aux
+from natgrad._point.columns import check_num_samples, output_columns
 from natgrad._point.probe import check_model
 from natgrad._types import Key
 
@@ -36,8 +36,7 @@ def gram(
     draws of `geometry.sample`, divided by the root of their number, so that its eigenvalues estimate those of the
     metric all the same. `in_axes`, `has_aux`, `check` and `budget` are as for
     `per_example`."""
-    if num_samples < 1:
-        raise ValueError(f"{caller()} needs `num_samples` of at least 1, but got {num_samples}.")
+    check_num_samples(num_samples)
     check_params(params)
     model = without_aux(model, has_aux)
     is_left = check and check_model(model, params, x, in_axes)
@@ -48,8 +47,4 @@ def gram(
 @eqx.filter_jit
 def _gram(model, geometry, params, x, key, num_samples, in_axes, budget, check) -> Float[Array, "C N C N"]:
     forward = forward_in(geometry, model, params, x, in_axes, budget, check)
-    if key is None:
-        columns = factor_columns(geometry, forward.z)
-    else:
-        columns = _tree.scale(num_samples**-0.5, sample_columns(geometry, forward.z, key, num_samples))
-    return forward.pull(columns, is_stacked=True).gram()
+    return forward.pull(output_columns(geometry, forward.z, key, num_samples), is_stacked=True).gram()

@@ -23,6 +23,7 @@ from natgrad._metric.output import (
     SameGeometry,
 )
 from natgrad._model import check_outputs, check_params, check_structure, num_examples, of_params, without_aux
+from natgrad._point.columns import check_num_samples, output_columns
 from natgrad._types import Key, Output, Scalar
 
 # Columns an example up to which a matrix is formed from rows.
@@ -141,17 +142,15 @@ def pullback(
     - `check`: whether to test, on concrete data, that the model treats examples independently. The metric of one that
       does not is right all the same, but matrices, diagonals and sample-space solves take longer.
     """
-    if num_samples < 1:
-        raise ValueError(f"{caller()} needs `num_samples` of at least 1, but got {num_samples}.")
+    check_num_samples(num_samples)
     model = without_aux(model, has_aux)
     linearisation = linearise(model, params, x)
     first = jax.tree.map(lambda leaf: leaf[0], linearisation.z)
     geometry._check(_tree.at_least_float32(first), "pullback")
     output: AbstractOutputMetric = ExactOutputMetric(SameGeometry(geometry), linearisation.z, None)
     if key is not None:
-        draws = jax.vmap(output.sample)(jax.random.split(key, num_samples))
-        columns = jax.tree.map(lambda s: s.swapaxes(0, 1) / math.sqrt(num_samples), draws)
-        output = ColumnsOutputMetric(columns)
+        columns = output_columns(geometry, linearisation.z, key, num_samples)
+        output = ColumnsOutputMetric(jax.tree.map(lambda s: s.swapaxes(0, 1), columns))
     output = CentredOutputMetric(output) if centred else output
     return make_metric(linearisation, output, (model, params, x), check=check)
 

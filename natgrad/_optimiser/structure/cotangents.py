@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from natgrad import _tree
-from natgrad._metric.diagonal import draw, factor_columns
 from natgrad._optimiser.evaluation import Part
+from natgrad._point.columns import draw, factor_columns
 from natgrad._types import Key, Output
 
 
