@@ -87,6 +87,24 @@ def test_errors_of_what_a_function_calls_are_raised_in_its_name(name):
         NESTED[name](np.arange(6.0).reshape(3, 2))
 
 
+def outside(params, x):
+    return jnp.abs(x @ params)
+
+
+FISHER = ng.Fisher(ng.Exponential())
+OUTSIDE = {
+    "pullback": lambda: ng.pullback(outside, FISHER, np.ones((2, 1)), X),
+    "natural_gradient": lambda: ng.natural_gradient(outside, FISHER, np.ones((2, 1)), X, np.ones((2, 1))),
+    "Fisher.factor": lambda: FISHER.factor(np.ones(1)),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_outputs_at_which_a_geometry_is_not_defined_are_refused_in_its_name(name):
+    with pytest.raises(ValueError, match=f"^`{name}`: natural parameter `z` of `Exponential` needs negative numbers"):
+        OUTSIDE[name]()
+
+
 def test_errors_while_a_compiled_program_runs_have_the_name_too():
     statistic = jax.jit(lambda x: ng.per_example(mixing, jnp.ones((2, 1)), x, jnp.ones((3, 1))).norms())
     with pytest.raises(Exception, match="`per_example`: the model couples examples"):

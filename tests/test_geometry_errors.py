@@ -28,7 +28,7 @@ REFUSED = {
     "outside_the_family": (
         lambda: ng.Fisher(ng.Exponential()).metric_mv(np.array([1.0]), np.array([1.0])),
         ValueError,
-        r"`Fisher.metric_mv` of `Exponential`: natural parameter `z` needs negative numbers",
+        r"`Fisher.metric_mv`: natural parameter `z` of `Exponential` needs negative numbers",
     ),
     "outside_through_a_chart": (
         lambda: ng.Fisher(ng.Exponential(), chart=lambda z: z).sample(np.array([1.0]), jax.random.key(0)),

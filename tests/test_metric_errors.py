@@ -67,7 +67,7 @@ REFUSED = {
     "output_outside_the_family": (
         lambda: ng.pullback(linear, ng.Fisher(ng.Exponential()), W, X),
         ValueError,
-        "`Fisher.pullback` of `Exponential`.*negative numbers",
+        "^`pullback`: natural parameter `z` of `Exponential` needs negative numbers",
     ),
     "concave_loss": (
         lambda: ng.gauss_newton(linear, lambda z, y: -jnp.sum(z**2), W, X),

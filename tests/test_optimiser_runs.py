@@ -590,9 +590,6 @@ class Empirical(AbstractGeometry):
     def _sample(self, z, key):
         return jax.tree.map(lambda s: s[0] * jax.random.rademacher(key, (), s.dtype), self._factor(z))
 
-    def _check(self, z, method):
-        pass
-
 
 @pytest.mark.slow
 @pytest.mark.float32

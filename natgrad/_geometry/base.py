@@ -41,9 +41,9 @@ class AbstractGeometry(eqx.Module):
     @abstractmethod
     def _sample(self, z: Output, key: Key) -> Output: ...
 
-    @abstractmethod
-    def _check(self, z: Output, method: str) -> None:
-        """Refuse a concrete `z` at which this geometry is not defined."""
+    def _check(self, z: Output, label: str) -> None:
+        """Refuse a concrete `z` at which this geometry is not defined, in a message that begins with `label`."""
+        del z, label
 
     def _contains(self, z: Output) -> Bool[Array, ""]:
         """Whether this geometry is defined at `z`."""
@@ -99,8 +99,9 @@ class AbstractGeometry(eqx.Module):
 
     def _output(self, z: Output, method: str, name: str = "z") -> Output:
         require_sound()
-        z = as_output(z, f"`{type(self).__name__}.{method}`", name)
-        self._check(_tree.at_least_float32(z), method)
+        label = f"`{type(self).__name__}.{method}`"
+        z = as_output(z, label, name)
+        self._check(_tree.at_least_float32(z), label)
         return z
 
     def _same(self, z: Output, other: Output, method: str, name: str) -> None:
@@ -141,8 +142,8 @@ class Scaled(AbstractGeometry):
     def _sample(self, z, key):
         return _tree.scale(jnp.sqrt(self.scale), self.geometry._sample(z, key))
 
-    def _check(self, z, method):
-        self.geometry._check(z, method)
+    def _check(self, z, label):
+        self.geometry._check(z, label)
 
     def _contains(self, z):
         return self.geometry._contains(z)

@@ -31,11 +31,11 @@ class Bregman(AbstractGeometry):
     def _sample(self, z, key):
         return gaussian_sample(self._factor(z), key)
 
-    def _check(self, z, method):
+    def _check(self, z, label):
         check_semidefinite(
             self.phi,
             z,
-            f"`Bregman.{method}`",
+            label,
             "`phi` to be convex at `z` (its Hessian positive semidefinite)",
             "Check its sign, and that `z` lies where it is convex.",
         )

@@ -31,8 +31,7 @@ class Dissimilarity(AbstractGeometry):
     def _sample(self, z, key):
         return gaussian_sample(self._factor(z), key)
 
-    def _check(self, z, method):
-        label = f"`Dissimilarity.{method}`"
+    def _check(self, z, label):
         if not is_concrete(z):
             return
         gradient = jax.grad(self._from(z))(z)

@@ -27,8 +27,5 @@ class Euclidean(AbstractGeometry):
         flat, unravel = ravel_pytree(z)
         return unravel(jax.random.normal(key, flat.shape, flat.dtype))
 
-    def _check(self, z, method):
-        del z, method
-
     def _mirrored(self, z, c):
         return _tree.subtract(z, c), jnp.array(True)

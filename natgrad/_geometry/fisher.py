@@ -49,9 +49,9 @@ class Fisher(AbstractGeometry):
         score = self.family._draw_score(self._natural(z), key)
         return score if self.chart is None else self._pull(z)(score)
 
-    def _check(self, z, method):
+    def _check(self, z, label):
         name = "z" if self.chart is None else "chart(z)"
-        label = f"`Fisher.{method}` of `{type(self.family).__name__}`: natural parameter `{name}`"
+        label = f"{label}: natural parameter `{name}` of `{type(self.family).__name__}`"
         eta = self.family._arrays(self._natural(z), label)
         require(eta, [all_finite(eta), *self.family._natural_domain(eta)], label, traced=False)
 
@@ -108,8 +108,8 @@ class DualFisher(AbstractGeometry):
     def _sample(self, z, key):
         return gaussian_sample(self._factor(z), key)
 
-    def _check(self, z, method):
-        label = f"`DualFisher.{method}` of `{type(self.family).__name__}`: moment `z`"
+    def _check(self, z, label):
+        label = f"{label}: moment `z` of `{type(self.family).__name__}`"
         xi = self.family._arrays(z, label)
         require(xi, [all_finite(xi), *self.family._moment_domain(xi)], label, traced=False)
 

@@ -34,9 +34,9 @@ class ProductGeometry(AbstractGeometry):
         keys = self._unflatten(list(jax.random.split(key, len(self._parts))))
         return self._unflatten(self._call("_sample", z, keys))
 
-    def _check(self, z, method):
+    def _check(self, z, label):
         for geometry, part in zip(self._parts, self._split(z), strict=True):
-            geometry._check(part, method)
+            geometry._check(part, label)
 
     def _contains(self, z):
         return jnp.all(jnp.stack(self._call("_contains", z)))

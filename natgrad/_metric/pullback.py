@@ -80,9 +80,8 @@ class PullbackMetric(AbstractMetric):
     def as_matrix(self):
         # One backward pass gives a row of every example, so that few columns cost less than products with all
         # parameters, however many examples there are.
-        columns = self._columns()
         are_few = self.root_size <= FEW_COLUMNS * self.num_examples
-        if columns is None or not are_few or self.root_size * self.in_size() > MAX_ROW_ENTRIES:
+        if not are_few or self.root_size * self.in_size() > MAX_ROW_ENTRIES or self._columns() is None:
             return AbstractMetric.as_matrix(self)
         rows = self._root_rows()
         return rows.T @ rows
@@ -146,7 +145,7 @@ def pullback(
     model = without_aux(model, has_aux)
     linearisation = linearise(model, params, x)
     first = jax.tree.map(lambda leaf: leaf[0], linearisation.z)
-    geometry._check(_tree.at_least_float32(first), "pullback")
+    geometry._check(_tree.at_least_float32(first), caller())
     output: AbstractOutputMetric = ExactOutputMetric(SameGeometry(geometry), linearisation.z, None)
     if key is not None:
         columns = output_columns(geometry, linearisation.z, key, num_samples)
@@ -188,7 +187,7 @@ def gauss_newton(
     linearisation = linearise(model, params, x)
     geometry_of = LossGeometry(loss)
     first = jax.tree.map(lambda leaf: leaf[0], (linearisation.z, y))
-    geometry_of(first[1])._check(_tree.at_least_float32(first[0]), "gauss_newton")
+    geometry_of(first[1])._check(_tree.at_least_float32(first[0]), caller())
     output = ExactOutputMetric(geometry_of, linearisation.z, y)
     return make_metric(linearisation, output, (model, params, x), check=check)
 

@@ -94,7 +94,7 @@ def forward_in(
 ) -> Forward:
     """A forward pass whose outputs suit a geometry."""
     forward = forward_pass(model, params, x, in_axes=in_axes, budget=budget, check=check)
-    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), caller().strip("`"))
+    geometry._check(_tree.at_least_float32(jax.tree.map(lambda leaf: leaf[0], forward.z)), caller())
     return forward
 
 

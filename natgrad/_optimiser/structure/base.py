@@ -81,7 +81,7 @@ class AbstractStructure(eqx.Module):
         """The solution, and the state after it."""
 
     def diagonal(self, state: PyTree, parts: Sequence[Part]) -> PyTree:
-        """The diagonal of the metric, where damping is relative to it. Who refuses such damping needs none."""
+        """The diagonal of the metric. Only needed by structures that accept damping relative to the diagonal."""
         raise NotImplementedError
 
     def inspect(self, state: PyTree) -> None:

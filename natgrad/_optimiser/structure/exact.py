@@ -57,8 +57,8 @@ class WeighedGeometry(AbstractGeometry):
     def _dissimilarity(self, z, z0):
         raise AssertionError("unreachable: only products with the metric are asked for")
 
-    def _check(self, z, method):
-        self.geometry._check(z, method)
+    def _check(self, z, label):
+        self.geometry._check(z, label)
 
     def _weighed(self, tree: Output, lead: int = 0) -> Output:
         return weigh(jnp.sqrt(self.weights), tree, lead)
