@@ -115,10 +115,13 @@ from natgrad._optimiser.structure.exact import Exact as Exact
 from natgrad._optimiser.structure.exact import InnerSolve as InnerSolve
 from natgrad._optimiser.structure.kfac import KFAC as KFAC
 
-# Gradients of single examples
+# A model at a point, gradients of single examples
+from natgrad._point.batch import Batch as Batch
+from natgrad._point.evaluate import evaluate as evaluate
+from natgrad._point.evaluate import per_example as per_example
 from natgrad._point.explain import Explanation as Explanation
 from natgrad._point.per_example import PerExample as PerExample
-from natgrad._point.point import per_example as per_example
+from natgrad._point.point import Point as Point
 
 # A problem whole
 from natgrad._problem import Problem as Problem

@@ -14,14 +14,6 @@ from natgrad._check import Requirement, caller
 from natgrad._types import Output
 
 
-def of_params(model: Callable, x: PyTree) -> Callable[[PyTree], Output]:
-    """The model as a function of its parameters; one without data counts as a batch of one example."""
-    if x is None:
-        return lambda params: jax.tree.map(lambda z: jnp.asarray(z)[None], model(params))
-    num_examples(x)
-    return lambda params: model(params, x)
-
-
 class WithoutAux(eqx.Module):
     """A model that returns `(z, aux)`, as one that returns `z`."""
 
@@ -49,7 +41,7 @@ def num_examples(x: PyTree, in_axes: PyTree = 0, label: str | None = None) -> in
     short = any(not -jnp.ndim(leaf) <= axis < jnp.ndim(leaf) for leaf, axis in leaves if axis is not None)
     sizes = set() if short else {jnp.shape(leaf)[axis] for leaf, axis in leaves if axis is not None}
     if len(sizes) != 1:
-        where = "leading axis" if in_axes == 0 else f"axis (`in_axes={in_axes}`)"
+        where = "leading axis" if all(axis == 0 for _, axis in leaves) else f"axis (`in_axes={in_axes}`)"
         raise ValueError(
             f"{label or caller()} needs every array of `x` to have the same {where} of examples, but got shapes "
             f"{shapes}."
@@ -138,8 +130,8 @@ def coupling_message(primitive: str, rows: Any = None) -> str:
     return (
         f"{caller()}: the model couples examples{through}:{count} its output in the batch is not the output for the "
         "example alone. Common causes: batch normalisation in training mode, one random mask for the whole batch, a "
-        "hard-coded batch size. Use inference mode, or give each example its own key inside `x`. `check=False` turns "
-        "this test off, and treats every example as a batch of one."
+        "hard-coded batch size. Use inference mode, or give each example its own key inside `x`. `check=False`, "
+        "also in `evaluate`, turns this test off, and treats every example as a batch of one."
     )
 
 

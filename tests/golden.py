@@ -47,16 +47,16 @@ def metrics(model: str) -> dict[str, list[float]]:
     case = ZOO[model]()
     geometry = ng.Euclidean()
     key = jax.random.key(0)
-    options = dict(in_axes=case.in_axes)
+    x = ng.Batch(case.x, in_axes=case.in_axes)
     gradient = jax.tree.map(
         lambda leaf: jnp.sin(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), case.params
     )
 
     def figures(params, gradient):
-        kfac = ng.kfac(case.model, geometry, params, case.x, key=key, **options)
-        ekfac = ng.ekfac(case.model, geometry, params, case.x, key=key, **options)
-        diagonal = ng.diagonal(case.model, geometry, params, case.x, **options)
-        gram = ng.gram(case.model, geometry, params, case.x, key=key, **options)
+        kfac = ng.kfac(case.model, geometry, params, x, key=key)
+        ekfac = ng.ekfac(case.model, geometry, params, x, key=key)
+        diagonal = ng.diagonal(case.model, geometry, params, x)
+        gram = ng.gram(case.model, geometry, params, x, key=key)
         inverses = [metric.inverse(0.1).mv(gradient) for metric in (kfac, ekfac)]
         inverses += [kfac.inverse(0.1, factored=True).mv(gradient)]
         return [kfac.diagonal(), ekfac.diagonal(), diagonal.entries, gram, *inverses]

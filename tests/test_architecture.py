@@ -16,7 +16,7 @@ PACKAGE = ROOT / "natgrad"
 # one line never see each other. Inside a room, files may import each other as long as no circle comes of it.
 ROOMS = [
     ["_types", "_backend", "_check", "_files", "_text"],
-    ["_tree"],
+    ["_compile", "_tree"],
     ["_linalg", "_model", "_vector"],
     ["_family", "_program"],
     ["_geometry", "_uses"],

@@ -269,11 +269,13 @@ def test_a_product_that_is_written_out_is_a_fallback():
 
 
 def assert_refused(
-    message, function=ng.kfac, model=None, params=None, x=None, geometry=SQUARES, error=ValueError, **options
+    message, function=ng.kfac, model=None, params=None, x=None, geometry=SQUARES, error=ValueError, mask=None, **options
 ):
     own_model, own_params, own_x = parts()
+    x = own_x if x is None else x
+    x = ng.Batch(x, mask=mask) if mask is not None else x
     with pytest.raises(error, match=re.escape(message)):
-        function(model or own_model, geometry, params or own_params, own_x if x is None else x, **options)
+        function(model or own_model, geometry, params or own_params, x, **options)
 
 
 def test_options_of_another_type():

@@ -94,6 +94,11 @@ def outside(params, x):
 FISHER = ng.Fisher(ng.Exponential())
 OUTSIDE = {
     "pullback": lambda: ng.pullback(outside, FISHER, np.ones((2, 1)), X),
+    "diagonal": lambda: ng.diagonal(outside, FISHER, np.ones((2, 1)), X),
+    "gram": lambda: ng.gram(outside, FISHER, np.ones((2, 1)), X),
+    "kfac": lambda: ng.kfac(outside, FISHER, np.ones((2, 1)), X),
+    "ekfac": lambda: ng.ekfac(outside, FISHER, np.ones((2, 1)), X),
+    "evaluate": lambda: ng.evaluate(outside, FISHER, np.ones((2, 1)), X),
     "natural_gradient": lambda: ng.natural_gradient(outside, FISHER, np.ones((2, 1)), X, np.ones((2, 1))),
     "Fisher.factor": lambda: FISHER.factor(np.ones(1)),
 }
@@ -103,6 +108,14 @@ OUTSIDE = {
 def test_outputs_at_which_a_geometry_is_not_defined_are_refused_in_its_name(name):
     with pytest.raises(ValueError, match=f"^`{name}`: natural parameter `z` of `Exponential` needs negative numbers"):
         OUTSIDE[name]()
+
+
+@pytest.mark.parametrize("function", [ng.pullback, ng.diagonal, ng.gram, ng.kfac, ng.ekfac, ng.evaluate])
+def test_every_output_is_looked_at(function):
+    x = np.array([[-1.0, -1.0], [-2.0, -1.0], [1.0, 1.0]])
+    refused = f"^`{function.__name__}`: example 2: natural parameter `z` of `Exponential` needs negative"
+    with pytest.raises(ValueError, match=refused):
+        function(model, FISHER, np.ones((2, 1)), x)
 
 
 def test_errors_while_a_compiled_program_runs_have_the_name_too():

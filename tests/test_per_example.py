@@ -25,7 +25,7 @@ def assert_all_equal(case, cotangents, num_rows, tolerance, **options):
 
     @jax.jit
     def statistics(params, x, cotangents, v, u):
-        rows = ng.per_example(case.model, params, x, cotangents, in_axes=case.in_axes, **options)
+        rows = ng.per_example(case.model, params, ng.Batch(x, in_axes=case.in_axes), cotangents, **options)
         return {
             "gradient": rows.gradient(),
             "squared_sum": rows.squared_sum(),

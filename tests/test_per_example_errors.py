@@ -83,12 +83,17 @@ REFUSED = {
         ValueError,
         r"same leading axis.*\[\(5, 3\), \(\)\]",
     ),
-    "all_shared": (refused(in_axes=None), ValueError, r"the same axis \(`in_axes=None`\) of examples"),
-    "axis_out_of_range": (refused(in_axes=2), ValueError, r"the same axis \(`in_axes=2`\).*\[\(5, 3\)\]"),
-    "axes_of_another_tree": (
-        refused(lambda w, x: x[0] @ w, x=(X, X), in_axes=(0, None, 0)),
+    "all_shared": (refused(x=ng.Batch(X, in_axes=None)), ValueError, r"the same axis \(`in_axes=None`\) of examples"),
+    "axis_out_of_range": (
+        refused(x=ng.Batch(X, in_axes=2)),
         ValueError,
-        r"`in_axes` to be an axis, `None`, or a tree of these that begins like `x`, but got `\(0, None, 0\)`",
+        r"the same axis \(`in_axes=2`\).*\[\(5, 3\)\]",
+    ),
+    "axes_of_another_tree": (
+        lambda: ng.Batch((X, X), in_axes=(0, None, 0)),
+        ValueError,
+        r"`Batch` needs `in_axes` to be an axis, `None`, or a tree of these that begins like `x`, but got "
+        r"`\(0, None, 0\)`",
     ),
     # The model.
     "integer_outputs": (

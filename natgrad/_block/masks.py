@@ -1,7 +1,6 @@
 """Masks over positions, set against the positions of every use of a weight."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ from jaxtyping import Array, PyTree
 
 from natgrad._block.weight_factors import Masks
 from natgrad._check import caller, is_concrete
+from natgrad._point.batch import Batch
 from natgrad._program.trace import Program
 from natgrad._tree import check_paths, fits, option_for
 from natgrad._uses.layers import Weight
@@ -17,8 +17,9 @@ from natgrad._uses.layers import Weight
 OUTPUTS = "z"
 
 
-def check_mask(mask: Any, count: int) -> dict[str, Array]:
+def check_mask(batch: Batch) -> dict[str, Array]:
     """Masks by the beginning of the paths they are for (`z` for the outputs), zeros and ones."""
+    mask, count = batch.mask, batch.size
     if mask is None:
         return {}
     given = dict(mask) if isinstance(mask, Mapping) else {"": mask}

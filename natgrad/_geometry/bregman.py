@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax
+from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._geometry.base import AbstractGeometry, check_semidefinite, gaussian_sample, hessian_factor, hessian_mv
@@ -39,3 +40,12 @@ class Bregman(AbstractGeometry):
             "`phi` to be convex at `z` (its Hessian positive semidefinite)",
             "Check its sign, and that `z` lies where it is convex.",
         )
+
+
+class LossGeometry(eqx.Module):
+    """The geometry of every example's own loss, as a function of the output."""
+
+    loss: Callable = eqx.field(converter=_tree.as_callable)
+
+    def at(self, target: PyTree) -> Bregman:
+        return Bregman(lambda z: self.loss(z, target))

@@ -13,7 +13,9 @@ from natgrad._check import Requirement, is_concrete, public, require
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._manifold.musical import reparametrise
 from natgrad._metric.pullback import pullback
-from natgrad._model import of_params, without_aux
+from natgrad._model import without_aux
+from natgrad._point.batch import Batch
+from natgrad._point.point import OutputMap
 from natgrad._solve.base import AbstractSolver
 from natgrad._solve.direct import PseudoInverse
 from natgrad._solve.solve import solve
@@ -32,7 +34,7 @@ class Task(NamedTuple):
     has_aux: bool = False
 
     def outputs(self, params: PyTree) -> Output:
-        return of_params(without_aux(self.model, self.has_aux), self.x)(params)
+        return OutputMap(without_aux(self.model, self.has_aux), Batch(self.x))(params)
 
     def cost(self, params: PyTree) -> Scalar:
         return jnp.mean(jax.vmap(self.loss)(self.outputs(params), self.y))

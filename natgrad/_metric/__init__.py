@@ -1,3 +1,3 @@
 """Metrics on the parameters, as linear operators: pullback, Hessian, diagonal, blocks.
 
-Imports `_program`, `_geometry`, `_point`, `_block`."""
+Imports `_geometry`, `_point`, `_block`."""

@@ -11,13 +11,13 @@ from jaxtyping import Array, PyTree
 
 from natgrad import _tree
 from natgrad._check import Requirement, caller, public, require
+from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric
-from natgrad._metric.samples import forward_in, power_sum
-from natgrad._model import check_params, finite, num_examples, without_aux
-from natgrad._point.columns import check_num_samples, factor_columns, sample_columns
-from natgrad._point.probe import check_model
-from natgrad._types import Key
+from natgrad._model import finite
+from natgrad._point.evaluate import Place, check_values, geometry_at, locate, point_in
+from natgrad._point.point import Point, check_num_samples
+from natgrad._types import Key, Output
 
 
 class DiagonalMetric(AbstractMetric):
@@ -70,18 +70,15 @@ class DiagonalMetric(AbstractMetric):
 
 @public
 def diagonal(
-    model: Callable,
-    geometry: AbstractGeometry,
-    params: PyTree,
+    model: Callable | Point,
+    geometry: AbstractGeometry | None = None,
+    params: PyTree = None,
     x: PyTree = None,
     *,
     key: Key | None = None,
     num_samples: int = 1,
     standard_error: bool = False,
-    in_axes: PyTree = 0,
     has_aux: bool = False,
-    check: bool = True,
-    budget: int = 2**26,
 ) -> DiagonalMetric:
     r"""The diagonal of the metric $\frac1N\sum_i J_i^\top G_z(z_i) J_i$ of `model(params, x)`.
 
@@ -95,44 +92,43 @@ def diagonal(
     - `standard_error`: whether to add the standard error of each entry, from fourth powers of the
       pseudo-gradients. It counts the spread between examples as if they had been drawn at random too, so that it is
       rather too large for the diagonal of these very examples.
-    - `in_axes`, `has_aux`, `check`, `budget`: as for `per_example`.
+    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
+    - `model` may be a `Point`, from `evaluate`, in place of `model`, `geometry`, `params` and `x`.
     """
     check_num_samples(num_samples)
-    if key is not None and standard_error and num_samples * num_examples(x, in_axes) < 2:
-        raise ValueError(
-            f"{caller()} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`."
-        )
-    check_params(params)
-    model = without_aux(model, has_aux)
-    is_left = check and check_model(model, params, x, in_axes)
-    estimate = _estimated if key is not None else _exact
-    sampling = (key, num_samples) if key is not None else ()
-    model = _tree.as_callable(model)
-    metric = estimate(model, geometry, params, x, standard_error, in_axes, budget, is_left, *sampling)
+    place = locate(model, geometry, params, x, has_aux=has_aux)
+    geometry = geometry_at(place)
+    metric, z = _exact(place) if key is None else _sampled(place, key, num_samples, standard_error)
+    check_values(geometry, z)
     require(metric.entries, [finite(metric.entries)], f"{caller()}: every square", traced=False)
+    if key is None and standard_error:
+        return DiagonalMetric(metric.entries, jax.tree.map(jnp.zeros_like, metric.entries), metric.num_examples)
     return metric
 
 
-@eqx.filter_jit
-def _exact(model, geometry, params, x, standard_error, in_axes, budget, check) -> DiagonalMetric:
-    forward = forward_in(geometry, model, params, x, in_axes, budget, check)
-    count = forward.program.num_examples
-    entries = _tree.scale(1 / count, power_sum(forward, factor_columns(geometry, forward.z)))
-    return DiagonalMetric(entries, jax.tree.map(jnp.zeros_like, entries) if standard_error else None, count)
+@compiled
+def _exact(place: Place) -> tuple[DiagonalMetric, Output]:
+    point = point_in(place)
+    entries = _tree.scale(1 / point.num_examples, point.power_sum(point.refuse_coupled(point.columns())))
+    return DiagonalMetric(entries, None, point.num_examples), point.z
 
 
-@eqx.filter_jit
-def _estimated(model, geometry, params, x, standard_error, in_axes, budget, check, key, num_samples) -> DiagonalMetric:
-    forward = forward_in(geometry, model, params, x, in_axes, budget, check)
-    count = forward.program.num_examples
-    total = count * num_samples
-    draws = sample_columns(geometry, forward.z, key, num_samples)
-    entries = _tree.scale(1 / total, power_sum(forward, draws))
+@compiled
+def _sampled(place: Place, key: Key, num_samples: int, standard_error: bool) -> tuple[DiagonalMetric, Output]:
+    point = point_in(place)
+    count, total = point.num_examples, point.num_examples * num_samples
+    if standard_error and total < 2:
+        raise ValueError(
+            f"{caller()} needs two pseudo-gradients for a standard error, but got one. Raise `num_samples`."
+        )
+    # Columns are draws over the root of their number.
+    columns = point.refuse_coupled(point.columns(key, num_samples))
+    entries = _tree.scale(1 / count, point.power_sum(columns))
     if not standard_error:
-        return DiagonalMetric(entries, None, count)
-    fourth = _tree.scale(1 / total, power_sum(forward, draws, power=4))
+        return DiagonalMetric(entries, None, count), point.z
+    fourth = _tree.scale(num_samples / count, point.power_sum(columns, power=4))
     variance = jax.tree.map(lambda d, d4: jnp.maximum(d4 - d**2, 0.0) / (total - 1), entries, fourth)
-    return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), count)
+    return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), count), point.z
 
 
 class IdentityMetric(AbstractMetric):

@@ -1,16 +1,14 @@
 """How metrics with Kronecker factors are computed: what was asked for, a forward pass, and sums over cotangents."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
-from natgrad import _tree
 from natgrad._block import stacks
 from natgrad._block.base import AbstractBlock, AbstractEstimator
 from natgrad._block.choose import choose
@@ -22,45 +20,29 @@ from natgrad._block.masks import check_mask, mask_outputs
 from natgrad._block.rules import BlockRules
 from natgrad._block.structure_report import make_report
 from natgrad._check import caller, is_concrete
-from natgrad._geometry.base import AbstractGeometry
+from natgrad._compile import compiled
 from natgrad._metric.block_metric import BlockMetric, Blocks, by_block
-from natgrad._metric.samples import bytes_of_column, forward_in
-from natgrad._model import check_params, finite, num_examples, without_aux
-from natgrad._point.columns import check_num_samples, output_columns
-from natgrad._point.forward import Forward
-from natgrad._point.probe import check_model
+from natgrad._model import finite
+from natgrad._point.evaluate import Place, check_values, geometry_at, point_in
+from natgrad._point.point import Point, check_num_samples
 from natgrad._point.records import summed
 from natgrad._types import Key, Output
 
 
 class Request(NamedTuple):
-    """What `kfac` or `ekfac` was asked for, beyond the model and its data."""
+    """What `kfac` or `ekfac` was asked for, beyond the point."""
 
     is_corrected: bool
     rules: BlockRules
+    key: Key | None
     num_samples: int
-    in_axes: PyTree
-    has_aux: bool
-    check: bool
-    budget: int
 
-    def build(
-        self,
-        model: Callable,
-        geometry: AbstractGeometry,
-        params: PyTree,
-        x: PyTree,
-        key: Key | None,
-        mask: Any,
-        basis: BlockMetric | None = None,
-    ) -> BlockMetric:
+    def build(self, place: Place, basis: BlockMetric | None = None) -> BlockMetric:
         check_num_samples(self.num_samples)
-        check_params(params)
-        masks = check_mask(mask, num_examples(x, self.in_axes))
-        model = without_aux(model, self.has_aux)
-        is_left = self.check and check_model(model, params, x, self.in_axes)
-        request = self._replace(check=is_left)
-        metric = _computed(_tree.as_callable(model), geometry, params, x, key, masks, basis, request)
+        geometry = geometry_at(place)
+        check_mask(place.map.batch)
+        metric, z = _computed(place, self.key, basis, self.num_samples, self.rules, self.is_corrected)
+        check_values(geometry, z)
         self._warn_of_fallbacks(metric)
         _require_finite(metric)
         return metric
@@ -89,28 +71,42 @@ def _require_finite(metric: BlockMetric) -> None:
         )
 
 
-@eqx.filter_jit
+@compiled
 def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
     return jnp.stack([finite(block).holds for block in blocks])
 
 
-@eqx.filter_jit
-def _computed(model, geometry, params, x, key, masks: dict[str, Array], basis, request: Request) -> BlockMetric:
-    options = request.in_axes, request.budget, request.check
-    forward = forward_in(geometry, model, params, x, *options)
-    columns = output_columns(geometry, forward.z, key, request.num_samples)
-    batch = FactorData(forward, mask_outputs(masks, columns))
-    estimators = choose(forward.program, forward.parameters, request.rules, masks, corrected=request.is_corrected)
-    estimators = batch.corrected(estimators, basis)
-    return batch.metric(estimators, batch.blocks(estimators))
+@compiled
+def _computed(
+    place: Place,
+    key: Key | None,
+    basis: BlockMetric | None,
+    num_samples: int,
+    rules: BlockRules,
+    is_corrected: bool,
+) -> tuple[BlockMetric, Output]:
+    point = point_in(place)
+    columns = point.refuse_coupled(point.columns(key, num_samples))
+    data, estimators = factor_data(point, columns, rules, is_corrected=is_corrected)
+    estimators = data.corrected(estimators, basis)
+    return data.metric(estimators, data.blocks(estimators)), point.z
+
+
+def factor_data(
+    point: Point, columns: Output, rules: BlockRules, *, is_corrected: bool
+) -> tuple["FactorData", list[AbstractEstimator]]:
+    """What blocks are computed from, and how each of them is."""
+    masks = check_mask(point.map.batch)
+    data = FactorData(point, mask_outputs(masks, columns), point.example_weights())
+    return data, choose(point.program, point.uses, rules, masks, corrected=is_corrected)
 
 
 class FactorData(NamedTuple):
-    """A batch after its forward pass, the cotangents of its outputs, and how much each example counts."""
+    """A point, the cotangents of its outputs, and how much each example counts."""
 
-    forward: Forward
+    point: Point
     columns: Output
-    weights: Float[Array, " N"] | None = None
+    weights: Float[Array, " N"] | None
 
     def corrected(self, estimators: list[AbstractEstimator], basis: BlockMetric | None) -> list[AbstractEstimator]:
         """The assignments, with a basis for those whose eigenvalues are to be corrected."""
@@ -123,25 +119,24 @@ class FactorData(NamedTuple):
 
     def blocks(self, estimators: list[AbstractEstimator]) -> list[AbstractBlock]:
         """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
-        forward, columns = self.forward, self.columns
-        recording = lambda part: replace(forward.pull(part, is_stacked=True).recording(), weights=self.weights)
+        point, columns, budget = self.point, self.columns, self.point.map.budget
+        recording = lambda part: replace(point.per_example(part, is_stacked=True).recording(), weights=self.weights)
 
         def sums(part: Output) -> list:
             here = recording(part)
-            return [one.of_cotangents(here, forward.budget) for one in estimators]
+            return [one.of_cotangents(here, budget) for one in estimators]
 
-        count = jax.tree.leaves(columns)[0].shape[0]
-        total = summed(sums, columns, forward.budget.chunk(count, bytes_of_column(forward)))
-        mean = jax.tree.map(lambda leaf: leaf / forward.program.num_examples, total)
+        total = summed(sums, columns, point.column_chunk(columns))
+        mean = jax.tree.map(lambda leaf: leaf / point.num_examples, total)
         first = recording(jax.tree.map(lambda s: s[:1], columns))
-        inputs = [one.of_inputs(first, own, forward.budget) for one, own in zip(estimators, mean, strict=True)]
+        inputs = [one.of_inputs(first, own, budget) for one, own in zip(estimators, mean, strict=True)]
         return [one.block(*parts) for one, *parts in zip(estimators, inputs, mean, strict=True)]
 
     def metric(self, estimators: list[AbstractEstimator], blocks: list[AbstractBlock]) -> BlockMetric:
-        program = self.forward.program
+        program = self.point.program
         leaves, treedef = jax.tree.flatten(program.params)
         operator = Blocks(tuple(blocks), tuple(one.place for one in estimators), (tuple(leaves), treedef))
-        report = make_report(program, self.forward.parameters, estimators, blocks)
+        report = make_report(program, self.point.uses, estimators, blocks)
         return BlockMetric(operator, report, jnp.asarray(float(program.num_examples)))
 
 

@@ -1,7 +1,6 @@
 """Kronecker-factored metrics of a model: K-FAC, and EKFAC with corrected eigenvalues."""
 
 from collections.abc import Callable
-from typing import Any
 
 from jaxtyping import PyTree
 
@@ -10,24 +9,22 @@ from natgrad._check import public
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.estimated_blocks import Request
+from natgrad._point.evaluate import locate
+from natgrad._point.point import Point
 from natgrad._types import Key
 
 
 @public
 def kfac(
-    model: Callable,
-    geometry: AbstractGeometry,
-    params: PyTree,
+    model: Callable | Point,
+    geometry: AbstractGeometry | None = None,
+    params: PyTree = None,
     x: PyTree = None,
     *,
     key: Key | None = None,
     num_samples: int = 1,
     blocks: BlockRules | None = None,
-    mask: Any = None,
-    in_axes: PyTree = 0,
     has_aux: bool = False,
-    check: bool = True,
-    budget: int = 2**26,
 ) -> BlockMetric:
     r"""The metric $\frac1N\sum_i J_i^\top G_z(z_i) J_i$ of `model(params, x)`, approximated by one Kronecker product
     $A \otimes G$ for every weight and its bias (K-FAC): $A$ is the second moment of the weight's inputs, $G$ that of
@@ -42,31 +39,27 @@ def kfac(
     - `key`: with a key, cotangents are `num_samples` draws of `geometry.sample` for every example; without, backward
       passes are exact, one for each column of `geometry.factor`.
     - `blocks`: what blocks are made of, `BlockRules(...)`.
-    - `mask`: zeros at positions that do not count (padding), an array of examples by positions, for the weights that
-      are used at as many positions and for outputs that have them. A mapping gives weights masks of their own, by path,
-      and `"z"` that of the outputs. Exact blocks are those of the outputs that count.
-    - `in_axes`, `has_aux`, `check`, `budget`: as for `per_example`.
+    - `x`: inputs, or a `Batch` with weights or masks of positions. With a mask, exact blocks leave out the outputs that
+      do not count.
+    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
+    - `model` may be a `Point`, from `evaluate`, in place of `model`, `geometry`, `params` and `x`.
     """
-    request = Request(False, check_blocks(blocks), num_samples, in_axes, has_aux, check, budget)
-    return request.build(model, geometry, params, x, key, mask)
+    place = locate(model, geometry, params, x, has_aux=has_aux)
+    return Request(False, check_blocks(blocks), key, num_samples).build(place)
 
 
 @public
 def ekfac(
-    model: Callable,
-    geometry: AbstractGeometry,
-    params: PyTree,
+    model: Callable | Point,
+    geometry: AbstractGeometry | None = None,
+    params: PyTree = None,
     x: PyTree = None,
     *,
     basis: BlockMetric | None = None,
     key: Key | None = None,
     num_samples: int = 1,
     blocks: BlockRules | None = None,
-    mask: Any = None,
-    in_axes: PyTree = 0,
     has_aux: bool = False,
-    check: bool = True,
-    budget: int = 2**26,
 ) -> BlockMetric:
     r"""The metric in the eigenvectors of K-FAC, with the exact second moments of gradients in place of products of
     eigenvalues (EKFAC).
@@ -80,5 +73,5 @@ def ekfac(
       earlier step; then nothing is decomposed that has been already.
     - Others as for `kfac`.
     """
-    request = Request(True, check_blocks(blocks), num_samples, in_axes, has_aux, check, budget)
-    return request.build(model, geometry, params, x, key, mask, basis)
+    place = locate(model, geometry, params, x, has_aux=has_aux)
+    return Request(True, check_blocks(blocks), key, num_samples).build(place, basis)

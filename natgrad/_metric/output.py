@@ -1,154 +1,125 @@
-"""Metrics on the outputs of a batch: the middle factor of a pulled-back metric."""
+"""Metrics on the outputs of a batch: the middle factor $M = S S^\\top$ of a pulled-back metric
+$\\frac1N J^\\top M J$."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from natgrad import _linalg, _tree
-from natgrad._geometry.base import AbstractGeometry
-from natgrad._geometry.bregman import Bregman
+from natgrad._point.point import Point
 from natgrad._types import Key, Output
 
 
 class AbstractOutputMetric(eqx.Module):
-    r"""A positive semidefinite operator $M = S S^\top$ on the outputs of a batch, usually one block an example."""
+    r"""A positive semidefinite operator $M = S S^\top$ on the outputs of a point, usually one block an example.
+
+    Rows of its root are ordered by columns, then by examples."""
 
     @abstractmethod
-    def mv(self, u: Output) -> Output: ...
+    def mv(self, point: Point, u: Output) -> Output: ...
 
     @abstractmethod
-    def root_mv(self, u: Output) -> Float[Array, " rows"]:
+    def root_mv(self, point: Point, u: Output) -> Float[Array, " rows"]:
         r"""$S^\top u$."""
 
     @abstractmethod
-    def root_transpose_mv(self, c: Float[Array, " rows"]) -> Output:
+    def root_transpose_mv(self, point: Point, c: Float[Array, " rows"]) -> Output:
         r"""$S c$."""
 
     @abstractmethod
-    def sample(self, key: Key) -> Output:
+    def sample(self, point: Point, key: Key) -> Output:
         r"""Cotangents with mean zero and covariance $M$."""
 
-    @property
     @abstractmethod
-    def root_size(self) -> int: ...
+    def root_size(self, point: Point) -> int: ...
 
-    def as_columns(self) -> "ColumnsOutputMetric | None":
-        """The metric as given columns for each example; `None` where its rows mix examples."""
+    def as_columns(self, point: Point) -> "ColumnsOutputMetric | None":
+        """The metric as columns for each example; `None` where its rows mix examples."""
+        del point
         return None
 
     @abstractmethod
-    def coordinates(self, cotangents: Output) -> Float[Array, " rows"]:
-        r"""$c$ of least norm with $S c$ closest to the given cotangents."""
-
-
-class SameGeometry(eqx.Module):
-    """Every example has the same geometry."""
-
-    geometry: AbstractGeometry
-
-    def __call__(self, target: PyTree) -> AbstractGeometry:
-        del target
-        return self.geometry
-
-
-class LossGeometry(eqx.Module):
-    """Each example has the geometry of its own loss, as a function of the output."""
-
-    loss: Callable = eqx.field(converter=_tree.as_callable)
-
-    def __call__(self, target: PyTree) -> AbstractGeometry:
-        return Bregman(lambda z: self.loss(z, target))
+    def coordinates(self, point: Point, cotangents: Output) -> Float[Array, " rows"]:
+        r"""$c$ of least norm with $S c$ closest to `cotangents`."""
 
 
 class ExactOutputMetric(AbstractOutputMetric):
-    """The metric of a geometry at each output."""
+    """The metric of the geometry at every output."""
 
-    geometry_of: Callable[[PyTree], AbstractGeometry]
-    z: Output
-    targets: PyTree
+    def mv(self, point, u):
+        return point.metric_mv(u)
 
-    def mv(self, u):
-        return self._map(lambda geometry, z, u: geometry.metric_mv(z, u), u)
+    def root_mv(self, point, u):
+        return self.as_columns(point).root_mv(point, u)
 
-    def root_mv(self, u):
-        return self.as_columns().root_mv(u)
+    def root_transpose_mv(self, point, c):
+        return self.as_columns(point).root_transpose_mv(point, c)
 
-    def root_transpose_mv(self, c):
-        return self.as_columns().root_transpose_mv(c)
+    def sample(self, point, key):
+        keys = jax.random.split(key, point.num_examples)
+        return jax.tree.map(lambda draw: draw[0], point.sampled_columns(keys[None]))
 
-    def sample(self, key):
-        keys = jax.random.split(key, jax.tree.leaves(self.z)[0].shape[0])
-        return self._map(lambda geometry, z, key: geometry.sample(z, key), keys)
+    def root_size(self, point):
+        return ColumnsOutputMetric(jax.eval_shape(point.exact_columns)).root_size(point)
 
-    @property
-    def root_size(self):
-        return ColumnsOutputMetric(jax.eval_shape(self._factors)).root_size
+    def coordinates(self, point, cotangents):
+        return self.as_columns(point).coordinates(point, cotangents)
 
-    def coordinates(self, cotangents):
-        return self.as_columns().coordinates(cotangents)
-
-    def _factors(self):
-        return self._map(lambda geometry, z, _: geometry.factor(z), None)
-
-    def as_columns(self):
-        return ColumnsOutputMetric(self._factors())
-
-    def _map(self, function, extra):
-        mapped = jax.vmap(lambda z, target, e: function(self.geometry_of(target), z, e))
-        return mapped(self.z, self.targets, extra)
+    def as_columns(self, point):
+        return ColumnsOutputMetric(point.exact_columns())
 
 
 class ColumnsOutputMetric(AbstractOutputMetric):
-    r"""The average of $s s^\top$ over given cotangents, or their covariance over examples.
+    r"""The sum of $s s^\top$ over the columns $s$ of every example, or their covariance over examples.
 
-    `columns` are like the outputs, with an axis over columns after that of examples."""
+    `columns` are like the outputs, with an axis over columns in front."""
 
     columns: Output
     is_centred: bool = eqx.field(default=False, static=True)
 
-    def as_columns(self):
+    def as_columns(self, point):
         return self
 
-    def mv(self, u):
-        return self.root_transpose_mv(self.root_mv(u))
+    def mv(self, point, u):
+        return self.root_transpose_mv(point, self.root_mv(point, u))
 
-    def root_mv(self, u):
+    def root_mv(self, point, u):
         products = jax.tree.map(
-            lambda s, u: jnp.sum((s * u[:, None]).reshape(*s.shape[:2], -1).astype(_tree.wide(s)), axis=-1),
+            lambda s, u: jnp.sum((s * u[None]).reshape(*s.shape[:2], -1).astype(_tree.wide(s)), axis=-1),
             self.columns,
             u,
         )
         return self._centre(_tree.sum_leaves(products)).reshape(-1)
 
-    def root_transpose_mv(self, c):
-        c = self._centre(c.reshape(self._shape))
-        return jax.tree.map(lambda s: jnp.einsum("nc,nc...->n...", c.astype(s.dtype), s), self.columns)
+    def root_transpose_mv(self, point, c):
+        c = self._centre(c.reshape(self.shape))
+        return jax.tree.map(lambda s: jnp.einsum("cn,cn...->n...", c.astype(s.dtype), s), self.columns)
 
-    def sample(self, key):
-        noise = jax.random.normal(key, (self.root_size,), _tree.wide(jax.tree.leaves(self.columns)[0]))
-        return self.root_transpose_mv(noise)
+    def sample(self, point, key):
+        size = self.root_size(point)
+        noise = jax.random.normal(key, (size,), _tree.wide(jax.tree.leaves(self.columns)[0]))
+        return self.root_transpose_mv(point, noise)
 
-    @property
-    def root_size(self):
-        return self._shape[0] * self._shape[1]
+    def root_size(self, point):
+        return self.shape[0] * self.shape[1]
 
-    def coordinates(self, cotangents):
+    def coordinates(self, point, cotangents):
         def of_one(columns, cotangent):
             rows = jax.vmap(lambda column: _tree.flatten(column)[0])(columns)
             return _linalg.least_squares(rows.T, _tree.flatten(cotangent)[0].astype(rows.dtype)[:, None])[:, 0]
 
-        return jax.vmap(of_one)(self.columns, cotangents).reshape(-1)
+        return jax.vmap(of_one, in_axes=(1, 0), out_axes=1)(self.columns, cotangents).reshape(-1)
 
     @property
-    def _shape(self):
+    def shape(self) -> tuple[int, int]:
+        """The numbers of columns and of examples."""
         return jax.tree.leaves(self.columns)[0].shape[:2]
 
     def _centre(self, c):
-        return c - jnp.mean(c, axis=0, keepdims=True) if self.is_centred else c
+        return c - jnp.mean(c, axis=1, keepdims=True) if self.is_centred else c
 
 
 class CentredOutputMetric(AbstractOutputMetric):
@@ -156,24 +127,23 @@ class CentredOutputMetric(AbstractOutputMetric):
 
     metric: AbstractOutputMetric
 
-    def mv(self, u):
-        return centre(self.metric.mv(centre(u)))
+    def mv(self, point, u):
+        return centre(self.metric.mv(point, centre(u)))
 
-    def root_mv(self, u):
-        return self.metric.root_mv(centre(u))
+    def root_mv(self, point, u):
+        return self.metric.root_mv(point, centre(u))
 
-    def root_transpose_mv(self, c):
-        return centre(self.metric.root_transpose_mv(c))
+    def root_transpose_mv(self, point, c):
+        return centre(self.metric.root_transpose_mv(point, c))
 
-    def sample(self, key):
-        return centre(self.metric.sample(key))
+    def sample(self, point, key):
+        return centre(self.metric.sample(point, key))
 
-    @property
-    def root_size(self):
-        return self.metric.root_size
+    def root_size(self, point):
+        return self.metric.root_size(point)
 
-    def coordinates(self, cotangents):
-        return self.metric.coordinates(cotangents)
+    def coordinates(self, point, cotangents):
+        return self.metric.coordinates(point, cotangents)
 
 
 def centre(u: Output) -> Output:

@@ -11,19 +11,15 @@ from jaxtyping import Array, Float, PyTree
 from natgrad import _tree
 from natgrad._check import caller, public
 from natgrad._geometry.base import AbstractGeometry
+from natgrad._geometry.bregman import LossGeometry
 from natgrad._metric import samples
 from natgrad._metric.base import MAX_ROW_ENTRIES, AbstractMetric
-from natgrad._metric.linearise import Linearisation, check_independent, linearise, may_couple
-from natgrad._metric.output import (
-    AbstractOutputMetric,
-    CentredOutputMetric,
-    ColumnsOutputMetric,
-    ExactOutputMetric,
-    LossGeometry,
-    SameGeometry,
-)
-from natgrad._model import check_outputs, check_params, check_structure, num_examples, of_params, without_aux
-from natgrad._point.columns import check_num_samples, output_columns
+from natgrad._metric.output import AbstractOutputMetric, CentredOutputMetric, ColumnsOutputMetric, ExactOutputMetric
+from natgrad._model import check_outputs, check_params, check_structure, without_aux
+from natgrad._point.batch import as_examples
+from natgrad._point.evaluate import Location, Place, check_values, given_point
+from natgrad._point.point import OutputMap, Point, check_num_samples
+from natgrad._point.probe import check_independent, may_couple
 from natgrad._types import Key, Output, Scalar
 
 # Columns an example up to which a matrix is formed from rows.
@@ -37,44 +33,48 @@ class PullbackMetric(AbstractMetric):
     as much as a gradient. Singular whenever the model has redundant parameters, so pair it with damping or with a
     solver that accepts a rank-deficient operator."""
 
-    linearisation: Linearisation
+    point: Point
     output: AbstractOutputMetric
-    # The model, its parameters and its data, from which statistics of single examples can be had.
-    source: samples.Source
     # Whether it was tested that the model treats examples independently.
     is_checked: bool = eqx.field(default=False, static=True)
 
     def _mv(self, v):
-        cotangents = self.output.mv(self.linearisation.push(v))
-        return self.linearisation.pull(_tree.scale(1 / self.num_examples, cotangents))
+        cotangents = self.output.mv(self.point, self.point.push(v))
+        return self.point.pull(_tree.scale(1 / self.num_examples, cotangents))
 
     @property
     def root_size(self):
-        return self.output.root_size
+        return self.output.root_size(self.point)
 
     def root_mv(self, v):
-        rows = self.output.root_mv(self.linearisation.push(v))
+        rows = self.output.root_mv(self.point, self.point.push(v))
         return rows.astype(self._dtype) / math.sqrt(self.num_examples)
 
     def root_transpose_mv(self, u):
-        return self.linearisation.pull(self.output.root_transpose_mv(u / math.sqrt(self.num_examples)))
+        return self.point.pull(self.output.root_transpose_mv(self.point, u / math.sqrt(self.num_examples)))
 
     def _columns(self) -> ColumnsOutputMetric | None:
         """Columns for single examples; `None` where rows are no statistics of single examples, because the metric of
         the outputs mixes them, or because the model may."""
-        return self.output.as_columns() if self.is_checked or not may_couple(*self.source) else None
+        return self.output.as_columns(self.point) if self.is_checked or not may_couple(self.point) else None
+
+    @property
+    def _place(self) -> Place:
+        """Where statistics of single examples are computed: with a forward pass of their own, unless the point has
+        recorded what they need."""
+        return self.point if self.point.sites is not None else Location(self.point.map, self.point.params)
 
     def root_gram(self):
         columns = self._columns()
         if columns is None:
             return AbstractMetric.root_gram(self)
-        return samples.gram(self.source, columns).astype(self._dtype) / self.num_examples
+        return samples.gram(self._place, columns).astype(self._dtype) / self.num_examples
 
     def diagonal(self):
         columns = self._columns()
-        if columns is None or columns.root_size >= self.in_size():
+        if columns is None or self.root_size >= self.in_size():
             return AbstractMetric.diagonal(self)
-        squares = _tree.scale(1 / self.num_examples, samples.squared_sum(self.source, columns))
+        squares = _tree.scale(1 / self.num_examples, samples.squared_sum(self._place, columns))
         return _tree.cast_like(squares, self.in_structure())
 
     def as_matrix(self):
@@ -90,34 +90,34 @@ class PullbackMetric(AbstractMetric):
         columns = self._columns()
         if columns is None:
             return AbstractMetric._root_rows(self)
-        return samples.rows(self.source, columns).astype(self._dtype) / math.sqrt(self.num_examples)
+        return samples.rows(self._place, columns).astype(self._dtype) / math.sqrt(self.num_examples)
 
     def _sample(self, key):
-        cotangents = self.output.sample(key)
-        return self.linearisation.pull(_tree.scale(1 / math.sqrt(self.num_examples), cotangents))
+        cotangents = self.output.sample(self.point, key)
+        return self.point.pull(_tree.scale(1 / math.sqrt(self.num_examples), cotangents))
 
     def root_coordinates(self, cotangents: Output) -> Float[Array, " rows"]:
         r"""$a$ with $R^\top a = \frac1N\sum_i J_i^\top r_i$ for cotangents $r_i$ in the range of the output metric."""
-        described = [jax.tree.map(jnp.shape, tree) for tree in (self.linearisation.z, cotangents)]
+        described = [jax.tree.map(jnp.shape, tree) for tree in (self.point.z, cotangents)]
         if described[0] != described[1]:
             raise ValueError(
                 f"`cotangents` must have the shapes of the outputs, {described[0]}, but have {described[1]}."
             )
-        return self.output.coordinates(cotangents).astype(self._dtype) / math.sqrt(self.num_examples)
+        return self.output.coordinates(self.point, cotangents).astype(self._dtype) / math.sqrt(self.num_examples)
 
     def in_structure(self):
-        return self.linearisation.structure
+        return self.point.structure
 
     @property
     def num_examples(self) -> int:
-        return self.linearisation.num_examples
+        return self.point.num_examples
 
 
 @public
 def pullback(
-    model: Callable,
-    geometry: AbstractGeometry,
-    params: PyTree,
+    model: Callable | Point,
+    geometry: AbstractGeometry | None = None,
+    params: PyTree = None,
     x: PyTree = None,
     *,
     key: Key | None = None,
@@ -142,28 +142,35 @@ def pullback(
       does not is right all the same, but matrices, diagonals and sample-space solves take longer.
     """
     check_num_samples(num_samples)
-    model = without_aux(model, has_aux)
-    linearisation = linearise(model, params, x)
-    first = jax.tree.map(lambda leaf: leaf[0], linearisation.z)
-    geometry._check(_tree.at_least_float32(first), caller())
-    output: AbstractOutputMetric = ExactOutputMetric(SameGeometry(geometry), linearisation.z, None)
+    if isinstance(model, Point):
+        point = given_point(model, geometry, params, x)
+        is_checked = check and point.are_coupled is None
+    else:
+        point, is_checked = _plain_point(model, geometry, params, x, has_aux=has_aux, check=check)
+    output: AbstractOutputMetric = ExactOutputMetric()
     if key is not None:
-        columns = output_columns(geometry, linearisation.z, key, num_samples)
-        output = ColumnsOutputMetric(jax.tree.map(lambda s: s.swapaxes(0, 1), columns))
-    output = CentredOutputMetric(output) if centred else output
-    return make_metric(linearisation, output, (model, params, x), check=check)
+        output = ColumnsOutputMetric(point.columns(key, num_samples))
+    return PullbackMetric(point, CentredOutputMetric(output) if centred else output, is_checked)
 
 
-def make_metric(
-    linearisation: Linearisation,
-    output: AbstractOutputMetric,
-    source: samples.Source,
+def _plain_point(
+    model: Callable,
+    geometry: AbstractGeometry | LossGeometry | None,
+    params: PyTree,
+    x: PyTree,
+    y: PyTree = None,
     *,
+    has_aux: bool,
     check: bool,
-) -> PullbackMetric:
-    model, params, x = source
-    is_checked = check and check_independent(model, params, x, linearisation.z)
-    return PullbackMetric(linearisation, output, (_tree.as_callable(model), params, x), is_checked)
+) -> tuple[Point, bool]:
+    """A point without sites, and whether it was tested that the model treats examples independently."""
+    check_params(params)
+    batch = as_examples(x)
+    batch = batch if y is None else batch.with_targets(y)
+    point = OutputMap(without_aux(model, has_aux), batch, geometry).at(params)
+    check_outputs(point.z, batch.size)
+    check_values(geometry, point.z, batch.y)
+    return point, check and check_independent(point)
 
 
 @public
@@ -183,13 +190,8 @@ def gauss_newton(
     The pullback metric of the geometry whose Hessian the loss has; for an exponential family in natural parameters the
     Fisher metric, for half the squared error the classical Gauss-Newton matrix. `has_aux` and `check` are as for
     `pullback`."""
-    model = without_aux(model, has_aux)
-    linearisation = linearise(model, params, x)
-    geometry_of = LossGeometry(loss)
-    first = jax.tree.map(lambda leaf: leaf[0], (linearisation.z, y))
-    geometry_of(first[1])._check(_tree.at_least_float32(first[0]), caller())
-    output = ExactOutputMetric(geometry_of, linearisation.z, y)
-    return make_metric(linearisation, output, (model, params, x), check=check)
+    point, is_checked = _plain_point(model, LossGeometry(loss), params, x, y, has_aux=has_aux, check=check)
+    return PullbackMetric(point, ExactOutputMetric(), is_checked)
 
 
 @public
@@ -213,8 +215,8 @@ def empirical_fisher(
         this.
 
     `loss(z, y)` is written for one example; `has_aux` and `check` are as for `pullback`."""
-    model = without_aux(model, has_aux)
-    return _gradient_moment(model, loss, params, x, y, check, is_centred=False)
+    point, is_checked = _plain_point(model, None, params, x, y, has_aux=has_aux, check=check)
+    return PullbackMetric(point, ColumnsOutputMetric(_gradients(loss, point)), is_checked)
 
 
 @public
@@ -231,16 +233,14 @@ def gradient_covariance(
     r"""The covariance $\frac1N\sum_i (g_i - \bar g)(g_i - \bar g)^\top$ of the gradients of the examples' losses (with
     divisor $N$), so that `empirical_fisher` is this plus $\bar g\,\bar g^\top$. Arguments are as for
     `empirical_fisher`."""
-    model = without_aux(model, has_aux)
-    return _gradient_moment(model, loss, params, x, y, check, is_centred=True)
+    point, is_checked = _plain_point(model, None, params, x, y, has_aux=has_aux, check=check)
+    return PullbackMetric(point, ColumnsOutputMetric(_gradients(loss, point), is_centred=True), is_checked)
 
 
-def _gradient_moment(model, loss, params, x, y, check, *, is_centred) -> PullbackMetric:
-    linearisation = linearise(model, params, x)
-    cotangents = jax.vmap(jax.grad(loss))(linearisation.z, y)
-    columns = jax.tree.map(lambda s: s[:, None], cotangents)
-    output = ColumnsOutputMetric(columns, is_centred)
-    return make_metric(linearisation, output, (model, params, x), check=check)
+def _gradients(loss: Callable, point: Point) -> Output:
+    """The derivatives of the losses of examples by their outputs, as the only column."""
+    gradients = point.weighed(jax.vmap(jax.grad(loss))(point.z, point.map.batch.y))
+    return jax.tree.map(lambda s: s[None], gradients)
 
 
 @public
@@ -260,6 +260,12 @@ def function_distance(
     `aux` is left out."""
     check_params(params)
     check_structure(params, other, f"{caller()}: `other`")
-    function = of_params(without_aux(model, has_aux), x)
-    check_outputs(jax.eval_shape(function, params), num_examples(x))
-    return jnp.mean(jax.vmap(geometry.dissimilarity)(function(other), function(params)))
+    batch = as_examples(x)
+    function = OutputMap(without_aux(model, has_aux), batch)
+    check_outputs(jax.eval_shape(lambda params: function(params), params), batch.size)
+    if batch.weights is not None and batch.weights.ndim > 1:
+        raise ValueError(
+            f"{caller()} needs one weight for each example, but got weights of shape {batch.weights.shape}. Leave out "
+            "the weights of positions."
+        )
+    return batch.mean(jax.vmap(geometry.dissimilarity)(function(other), function(params)))

@@ -9,29 +9,23 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
 from natgrad._geometry.base import AbstractGeometry
-from natgrad._metric.linearise import Linearisation, linearise_tapped, linearised
-from natgrad._model import differing, of_params
-from natgrad._optimiser.batch import Batch, check_weights, weigh
 from natgrad._optimiser.problem import Bound
-from natgrad._point.forward import Forward
+from natgrad._point.batch import Batch
+from natgrad._point.point import Point
 from natgrad._types import Output, Scalar
 
 
 class Part(NamedTuple):
     """Part of the batch of a term after its forward pass. `is_whole` says whether it is all of the batch, as that is
-    given, so that its loss and gradient are those of the step; `are_coupled` which outputs are not those of the batch,
-    where the program does not tell."""
+    given, so that its loss and gradient are those of the step."""
 
     bound: Bound
-    params: PyTree
-    linearisation: Linearisation
-    forward: Forward | None
+    point: Point
     is_whole: bool
-    are_coupled: Bool[Array, " N"] | None
 
     @property
     def z(self) -> Output:
-        return self.linearisation.z
+        return self.point.z
 
     @property
     def weight(self):
@@ -44,42 +38,25 @@ class Part(NamedTuple):
 
     def loss_and_gradient(self) -> tuple[Scalar, PyTree]:
         loss, cotangents = jax.value_and_grad(self.bound.mean_loss)(self.z)
-        return loss, self.linearisation.pull(cotangents)
+        return loss, self.point.pull(cotangents)
 
     def inner_products(self, vectors: Sequence[Array], unflatten: Callable[[Array], PyTree]) -> Float[Array, "k k"]:
         r"""$v_a^\top G v_b$ for the exact metric of this part."""
         # One after the other: compiled once, and faster than to stack them.
-        push = lambda k: self.linearisation.push(unflatten(jax.lax.select_n(k, *vectors)))
+        push = lambda k: self.point.push(unflatten(jax.lax.select_n(k, *vectors)))
         count = len(vectors)
         if count == 1:
-            tangents = jax.tree.map(lambda z: z[None], self.linearisation.push(unflatten(vectors[0])))
+            tangents = jax.tree.map(lambda z: z[None], self.point.push(unflatten(vectors[0])))
         else:
             tangents = jax.lax.map(push, jnp.arange(count, dtype=jnp.int32))
-        covectors = self.weighed(self.metric_mv(self.weighed(tangents)))
+        covectors = jax.vmap(self.point.metric_mv)(tangents)
         product = lambda u, v: jnp.mean(jax.vmap(_tree.vdot)(u, v))
         return jax.vmap(lambda u: jax.vmap(lambda v: product(u, v))(covectors))(tangents)
 
-    def metric_mv(self, tangents: Output) -> Output:
-        """Products with the metrics of the outputs, for several tangents, without weights."""
-        return jax.vmap(jax.vmap(self.geometry.metric_mv), in_axes=(None, 0))(self.z, tangents)
-
     def divergence(self, params: PyTree) -> Scalar:
         """How far the outputs are from those at other parameters, in the geometry."""
-        z = of_params(self.bound.model, self.bound.batch.x)(params)
+        z = self.point.map(params)
         return self.bound.batch.mean(self.bound.weighed_sums(self.geometry.dissimilarity, z, self.z))
-
-    def weighed(self, columns: Output) -> Output:
-        """Tangents or cotangents of outputs, with one more axis in front, times the roots of the weights."""
-        weights = self.bound.batch.relative_weights()
-        if weights is None:
-            return columns
-        check_weights(weights, self.z)
-        return weigh(jnp.sqrt(weights), columns, lead=1)
-
-    def example_weights(self) -> Float[Array, " N"] | None:
-        """Weights of examples with mean one."""
-        weights = self.bound.batch.relative_weights()
-        return None if weights is None else self.bound.batch._replace(weights=weights).example_weights
 
 
 class Evaluation(NamedTuple):
@@ -96,7 +73,7 @@ class Evaluation(NamedTuple):
 
     def is_coupled(self) -> Bool[Array, ""]:
         """Whether the outputs of some part are not those of the batch."""
-        found = [jnp.any(part.are_coupled) for part in self.parts if part.are_coupled is not None]
+        found = [jnp.any(part.point.are_coupled) for part in self.parts if part.point.are_coupled is not None]
         return jnp.any(jnp.stack(found)) if found else jnp.array(False)
 
     def has_weight(self, problem: Sequence[Bound]) -> Bool[Array, ""]:
@@ -165,21 +142,17 @@ def part_of(batch: Batch, fraction: float, turn: Array) -> Batch:
         rows = leaf[: kept * every].reshape(kept, every, *leaf.shape[1:])
         return jax.lax.dynamic_index_in_dim(rows, turn % every, axis=1, keepdims=False)
 
-    return batch.map(taken)
+    return jax.tree.map(taken, batch)
 
 
 def _part(whole: Bound, params: PyTree, how: Pass) -> Part:
     bound = whole._replace(batch=part_of(whole.batch, how.fraction, how.turn))
-    x = bound.batch.x
     is_whole = bound.batch is whole.batch
     if not how.has_sites:
-        return Part(bound, params, linearised(of_params(bound.model, x), params), None, is_whole, None)
-    linearisation, forward = linearise_tapped(bound.model, params, x)
-    if not forward.program.coupling:
-        return Part(bound, params, linearisation, forward, is_whole, None)
+        return Part(bound, bound.map.at(params), is_whole)
     # Examples one by one may give something else than the batch, whose loss and gradient are wanted.
-    are_coupled = differing(bound.model(params, x), forward.z) if how.check else None
-    return Part(bound, params, linearisation, forward, False, are_coupled)
+    point = bound.map.with_sites(params, check=how.check)
+    return Part(bound, point, is_whole and not point.program.coupling)
 
 
 def _in_pieces(function: Callable[[Bound], PyTree], bound: Bound, pieces: int) -> PyTree:
@@ -190,10 +163,10 @@ def _in_pieces(function: Callable[[Bound], PyTree], bound: Bound, pieces: int) -
     if batch.x is None or pieces == 1 or count < 2:
         return function(bound)
     weighed = lambda own: _tree.scale(own.total / batch.total, function(bound._replace(batch=own)))
-    stacked = batch.map(lambda leaf: leaf[: count * size].reshape(count, size, *leaf.shape[1:]))
-    first = jax.eval_shape(weighed, stacked.map(lambda leaf: leaf[0]))
+    stacked = jax.tree.map(lambda leaf: leaf[: count * size].reshape(count, size, *leaf.shape[1:]), batch)
+    first = jax.eval_shape(weighed, jax.tree.map(lambda leaf: leaf[0], stacked))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
     total, _ = jax.lax.scan(lambda total, own: (_tree.add(total, weighed(own)), None), zeros, stacked)
     if count * size == batch.size:
         return total
-    return _tree.add(total, weighed(batch.map(lambda leaf: leaf[count * size :])))
+    return _tree.add(total, weighed(jax.tree.map(lambda leaf: leaf[count * size :], batch)))

@@ -11,9 +11,11 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
 from natgrad._check import are_met, caller, is_concrete, public, show
-from natgrad._model import of_params, without_aux
-from natgrad._optimiser.batch import Batch, as_batch, check_weights, inverse_or_zero, spread, with_counted
+from natgrad._model import without_aux
+from natgrad._optimiser.batch import as_batch
 from natgrad._optimiser.objective import AbstractObjective, as_objective
+from natgrad._point.batch import Batch, check_weights, inverse_or_zero, spread, with_counted
+from natgrad._point.point import OutputMap
 from natgrad._types import Output, Scalar
 
 
@@ -67,12 +69,16 @@ class Bound(NamedTuple):
     model: Callable
     batch: Batch
 
+    @property
+    def map(self) -> OutputMap:
+        return OutputMap(self.model, self.batch, self.term.objective.geometry)
+
     def losses(self, z: Output) -> Float[Array, " N"]:
         """The loss of every example."""
         return self.weighed_sums(self.term.objective.loss, z, self.batch.y)
 
     def loss(self, params: PyTree) -> Scalar:
-        return self.mean_loss(of_params(self.model, self.batch.x)(params))
+        return self.mean_loss(self.map(params))
 
     def mean_loss(self, z: Output) -> Scalar:
         return self.batch.mean(self.losses(z))
@@ -141,7 +147,7 @@ def refuse_invalid(problem: Sequence[Bound], params: PyTree, label: str | None =
     if not is_concrete([bound.batch for bound in problem]):
         return
     for bound in problem:
-        z = jax.eval_shape(of_params(bound.model, bound.batch.x), params)
+        z = jax.eval_shape(lambda params, bound=bound: bound.map(params), params)
         bound.refuse_invalid(z, label)
     counts = has_weight(problem)
     if is_concrete(counts) and not counts:

@@ -14,8 +14,10 @@ from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
 from natgrad._check import caller, is_concrete, require
-from natgrad._model import WithoutAux, coupling_message, differing, finite, of_params
-from natgrad._point.forward import forward_with_derivative
+from natgrad._model import WithoutAux, coupling_message, differing, finite
+from natgrad._point.batch import Batch
+from natgrad._point.point import OutputMap, Point
+from natgrad._program.call import call_of, compare_programs
 from natgrad._program.trace import Program, trace_example
 from natgrad._types import Output, Scalar
 
@@ -38,18 +40,19 @@ class Findings(NamedTuple):
     along_vector: Scalar
 
 
-def check_model(model: Callable, params: PyTree, x: PyTree, in_axes: PyTree) -> bool:
+def check_model(model: Callable, params: PyTree, batch: Batch) -> bool:
     """Refuse, where everything is concrete, a model that couples examples, or whose per-example gradients, summed with
     random weights for random cotangents, are not the gradient of the batch. Returns whether that is still to be
     checked, when the program runs.
 
     Done once for a model and shapes. Costs a gradient, and the time to compile it."""
+    x = batch.x
     if not is_concrete((params, x)):
         return True
-    described = jax.tree.structure((params, x)), str(in_axes), *_tree.structure(jax.tree.leaves((params, x)))
+    described = jax.tree.structure((params, x)), batch.axes, *_tree.structure(jax.tree.leaves((params, x)))
     if _PASSED.has(model, described):
         return False
-    program = trace_example(model, params, x, in_axes)
+    program = trace_example(model, params, x, batch.in_axes)
     if not program.is_concrete:
         return True
     probe(model, program, params, x)
@@ -68,7 +71,7 @@ def probe(model: Callable, program: Program, params: PyTree, x: PyTree, *, needs
     with jax.ensure_compile_time_eval():
         found = jax.tree.map(np.asarray, function(params, x, cotangents, weights, vector))
     if needs_finite and not found.is_finite:
-        z = _of_batch(model, x)(params)
+        z = OutputMap(model, Batch(x))(params)
         require(z, [finite(z)], f"{caller()}: the output of the model")
     _judge(found, program)
 
@@ -76,19 +79,20 @@ def probe(model: Callable, program: Program, params: PyTree, x: PyTree, *, needs
 def _probe(
     model: Callable, program: Program, params: PyTree, x: PyTree, u: Output, weights: Array, v: PyTree
 ) -> Findings:
-    z, pull = jax.vjp(_of_batch(model, x), params)
+    of_batch = OutputMap(model, Batch(x))
+    z, pull = jax.vjp(lambda params: of_batch(params), params)
     weigh = lambda u: u * weights.reshape(-1, *(1,) * (u.ndim - 1)).astype(u.dtype)
     weighed = jax.tree.map(weigh, u)
     (gradient,) = pull(weighed)
-    forward, push = forward_with_derivative(program, [jnp.asarray(leaf) for leaf in program.leaves(params, x)], x)
-    found = forward.pull(u, is_stacked=False).rmatvec(weights)
+    point = of_batch.traced(params, program)
+    found = point.per_example(u, is_stacked=False).rmatvec(weights)
     pairs = list(zip(jax.tree.leaves(gradient), jax.tree.leaves(found), strict=True))
     return Findings(
         finite(z).holds,
-        differing(z, forward.z),
+        differing(z, point.z),
         [_norm(a - b.astype(a.dtype)) for a, b in pairs],
         [_norm(a) for a, _ in pairs],
-        jnp.abs(_product(push, weighed, v) - _tree.vdot(gradient, v)),
+        jnp.abs(_product(point.tangent_of_params, weighed, v) - _tree.vdot(gradient, v)),
     )
 
 
@@ -101,10 +105,6 @@ def _product(push: Callable, cotangents: Output, v: PyTree) -> Scalar:
     except Exception:
         return _tree.vdot(back(cotangents)[0], v)
     return _tree.vdot(cotangents, pushed)
-
-
-def _of_batch(model: Callable, x: PyTree) -> Callable[[PyTree], Output]:
-    return of_params(model, None) if x is None else lambda params: model(params, x)
 
 
 def _norm(x: Array) -> Scalar:
@@ -134,6 +134,41 @@ def _judge(found: Findings, program: Program) -> None:
             "batch size, or this is an error in natgrad: please report it with the model. `check=False` turns this "
             "test off."
         )
+
+
+def check_independent(point: Point) -> bool:
+    """Refuse a model that couples examples: read off its program, or else by running every example alone. Returns
+    whether that could be found out, because everything is concrete."""
+    model, params, x = point.map.model, point.params, point.map.batch.x
+    if not is_concrete((params, x, point.z)):
+        return False
+    call = call_of(model, params, x, point.map.batch.in_axes)
+    _, coupling = compare_programs(call, point.num_examples)
+    if not coupling:
+        return True
+    shared, data = call.split(jax.tree.leaves(x))
+    one = lambda data: jax.tree.map(lambda z: z[0], call.of_one(jax.tree.leaves(params), shared, data))
+    with jax.ensure_compile_time_eval():
+        alone = jax.jit(jax.vmap(one, in_axes=([axis for _, axis in data],)))([leaf for leaf, _ in data])
+        are_coupled = differing(point.z, alone)
+    if not is_concrete(are_coupled):
+        return False
+    if np.any(are_coupled):
+        raise ValueError(coupling_message(coupling, np.flatnonzero(are_coupled)))
+    return True
+
+
+def may_couple(point: Point) -> bool:
+    """Whether the program of a model does not show that it treats examples independently."""
+    if point.sites is not None:
+        return bool(point.program.coupling)
+    try:
+        batch = point.map.batch
+        call = call_of(point.map.model, point.params, batch.x, batch.in_axes)
+        _, coupling = compare_programs(call, point.num_examples)
+    except ValueError:
+        return True
+    return bool(coupling)
 
 
 class _Passed:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad._check import caller
-from natgrad._model import check_outputs, example_axes, of_params
+from natgrad._model import check_outputs, example_axes
 from natgrad._program import compat
 from natgrad._program.coupling import find_coupling
 from natgrad._types import Output
@@ -25,7 +25,7 @@ class Call(NamedTuple):
     def __call__(self, params: list[Any], x: list[Any]) -> Output:
         tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
         if self.x is None:
-            return of_params(self.model, None)(tree)
+            return jax.tree.map(lambda z: jnp.asarray(z)[None], self.model(tree))
         return self.model(tree, jax.tree.unflatten(jax.tree.structure(self.x), x))
 
     def of_one(self, params: list[Any], shared: list[Any], data: list[Any]) -> Output:

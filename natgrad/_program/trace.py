@@ -151,6 +151,10 @@ class Program:
         """The values that the derivatives of all sites need, in the order in which a run records them."""
         return list(self.plan.recorded(frozenset(value for site in self.sites for value in site.recorded)))
 
+    def taps(self) -> Inputs:
+        """A zero for every result of every site: the cotangent of a zero that is added is the result's."""
+        return {site.number: self.zeros(site) for site in self.sites}
+
     def zeros(self, site: Site) -> list[Any]:
         """A zero for every floating-point result of a site, at every step of its loops and for every example."""
         lead = self.num_examples, *(self.lengths[loop] for loop in site.loops)
@@ -166,31 +170,17 @@ class TappedRun(NamedTuple):
     pull: Callable[[list[Any]], Inputs]
 
 
-def tapped(program: Program, leaves: list[Any], x: PyTree) -> TappedRun:
-    """Run a batch with a zero added to every result of every site; the cotangent of that zero is the result's."""
-    zeros = {site.number: program.zeros(site) for site in program.sites}
-    return visited(program, leaves, x, zeros, dict.fromkeys(zeros, 0), add_taps, program.sites)
-
-
 def tapped_with_derivative(
     program: Program, leaves: list[Any], x: PyTree
-) -> tuple[TappedRun, Callable[[PyTree], PyTree]]:
-    """As `tapped`, and from the same run the derivative of the outputs with respect to the parameters."""
-    zeros = {site.number: program.zeros(site) for site in program.sites}
+) -> tuple[list[Any], Callable[[list[Any], Inputs], list[Any]], list[Any]]:
+    """Run a batch with a zero added to every result of every site: the leaves of the outputs, their derivative with
+    respect to the leaves of the parameters and to the zeros, and the values recorded."""
+    zeros = program.taps()
     visit = Visit(add_taps, frozenset(value for site in program.sites for value in site.recorded))
     count = len(program.param_structs)
     params, shared = leaves[:count], leaves[count:]
     run = lambda params, taps: program.run([*params, *shared], x, taps, dict.fromkeys(zeros, 0), visit)
-    z, forward, records = jax.linearize(run, params, zeros, has_aux=True)
-    named = dict(zip(program.plan.recorded(visit.wanted), records, strict=True))
-
-    def push(v: PyTree) -> PyTree:
-        return jax.tree.unflatten(jax.tree.structure(program.outputs), forward(jax.tree.leaves(v), zeros))
-
-    def pull(cotangents: list[Any]) -> Inputs:
-        return jax.linear_transpose(forward, params, zeros)(cotangents)[1]
-
-    return TappedRun(z, named, pull), push
+    return jax.linearize(run, params, zeros, has_aux=True)
 
 
 def visited(

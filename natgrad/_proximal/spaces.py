@@ -14,7 +14,9 @@ from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.dissimilarity import Dissimilarity
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.pullback import function_distance, pullback
-from natgrad._model import check_params, of_params, without_aux
+from natgrad._model import check_params, without_aux
+from natgrad._point.batch import Batch
+from natgrad._point.point import OutputMap
 from natgrad._types import Scalar
 
 
@@ -42,7 +44,7 @@ class FunctionSpace(eqx.Module):
 
     def contains(self, params: PyTree) -> Bool[Array, ""]:
         """Whether the geometry is defined at all outputs."""
-        z = of_params(without_aux(self.model, self.has_aux), self.x)(params)
+        z = OutputMap(without_aux(self.model, self.has_aux), Batch(self.x))(params)
         return jnp.all(jax.vmap(self.geometry._contains)(z))
 
     def tangent(self, v: PyTree) -> PyTree:

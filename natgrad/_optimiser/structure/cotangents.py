@@ -6,22 +6,15 @@ from jaxtyping import Array
 
 from natgrad import _tree
 from natgrad._optimiser.evaluation import Part
-from natgrad._point.columns import draw, factor_columns
 from natgrad._types import Key, Output
 
 
 def columns_of(part: Part, key: Key | None, num_samples: int, number: int) -> Output:
-    """Columns whose products with themselves sum to the metric of every output: exact, or drawn with a key."""
-    geometry = part.geometry
-    if key is None:
-        return factor_columns(geometry, part.z)
-    keys = keys_of_examples(key, num_samples, part.bound.batch.size, number)
-    return _tree.scale(num_samples**-0.5, draw(geometry, part.z, keys))
-
-
-def weighed(part: Part, columns: Output) -> Output:
-    """Columns times the roots of the weights of their examples or positions, and of their term."""
-    return _tree.scale(jnp.sqrt(jnp.asarray(part.weight, float)), part.weighed(columns))
+    """Columns whose products with themselves sum to the metric of every output, times the weight of the term: exact,
+    or drawn with a key."""
+    keys = None if key is None else keys_of_examples(key, num_samples, part.point.num_examples, number)
+    columns = part.point.exact_columns() if keys is None else part.point.sampled_columns(keys)
+    return _tree.scale(jnp.sqrt(jnp.asarray(part.weight, float)), columns)
 
 
 def keys_of_examples(key: Key, num_samples: int, count: int, number: int) -> Key:

@@ -6,10 +6,9 @@ from jaxtyping import PyTree
 from natgrad import _tree
 from natgrad._block.base import reciprocal
 from natgrad._metric.running import RunningAverage, RunningState
-from natgrad._metric.samples import power_sum
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
-from natgrad._optimiser.structure.cotangents import columns_of, weighed
+from natgrad._optimiser.structure.cotangents import columns_of
 
 
 class DiagonalState(NamedTuple):
@@ -72,7 +71,6 @@ class Diagonal(AbstractStructure):
     def _measured(self, parts, key) -> PyTree:
         squares = []
         for number, part in enumerate(parts):
-            assert part.forward is not None
-            columns = weighed(part, columns_of(part, key, self.num_samples, number))
-            squares.append(_tree.scale(1 / part.bound.batch.size, power_sum(part.forward, columns)))
+            columns = columns_of(part, key, self.num_samples, number)
+            squares.append(_tree.scale(1 / part.point.num_examples, part.point.power_sum(columns)))
         return _tree.add(*squares)

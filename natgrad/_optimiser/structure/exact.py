@@ -5,15 +5,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric, SumMetric
-from natgrad._metric.output import ExactOutputMetric, SameGeometry
+from natgrad._metric.output import ExactOutputMetric
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._metric.rescaled import RescaledMetric
-from natgrad._optimiser.batch import weigh
 from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.info import STEP_RESULTS
@@ -21,47 +19,13 @@ from natgrad._optimiser.structure.base import AbstractStructure, Direction, chec
 from natgrad._solve.base import AbstractSolver
 from natgrad._solve.cg import CG
 from natgrad._solve.solve import Auto, solve
-from natgrad._types import Key, Output, Scalar
+from natgrad._types import Key, Scalar
 
 
 class ExactState(NamedTuple):
     """The last solution, from which conjugate gradients start."""
 
     last: PyTree
-
-
-class Weighed(eqx.Module):
-    """The geometry of every example, with its weight, or the weights of its positions."""
-
-    geometry: AbstractGeometry
-
-    def __call__(self, weights: Any) -> AbstractGeometry:
-        return WeighedGeometry(self.geometry, weights)
-
-
-class WeighedGeometry(AbstractGeometry):
-    r"""$W^{1/2} G_z W^{1/2}$ for the metric $G_z$ of a geometry and a diagonal $W$, the weights of positions."""
-
-    geometry: AbstractGeometry
-    weights: Float[Array, "..."]
-
-    def _metric_mv(self, z, v):
-        return self._weighed(self.geometry._metric_mv(z, self._weighed(v)))
-
-    def _factor(self, z):
-        return self._weighed(self.geometry._factor(z), lead=1)
-
-    def _sample(self, z, key):
-        return self._weighed(self.geometry._sample(z, key))
-
-    def _dissimilarity(self, z, z0):
-        raise AssertionError("unreachable: only products with the metric are asked for")
-
-    def _check(self, z, label):
-        self.geometry._check(z, label)
-
-    def _weighed(self, tree: Output, lead: int = 0) -> Output:
-        return weigh(jnp.sqrt(self.weights), tree, lead)
 
 
 class Exact(AbstractStructure):
@@ -83,7 +47,7 @@ class Exact(AbstractStructure):
             raise TypeError(f"`Exact` needs a solver, such as `CG()`, but got `{type(self.solver).__name__}`.")
 
     def init(self, parts, key, added):
-        return ExactState(parts[0].params if isinstance(self.solver, CG) else None)
+        return ExactState(parts[0].point.params if isinstance(self.solver, CG) else None)
 
     def update(self, state, parts, key, moment, is_good):
         return state
@@ -131,11 +95,7 @@ def metric_of(parts: Sequence[Part]) -> AbstractMetric:
     """The exact metric of all parts."""
     each = []
     for part in parts:
-        weights = part.bound.batch.relative_weights()
-        of_example = SameGeometry(part.geometry) if weights is None else Weighed(part.geometry)
-        output = ExactOutputMetric(of_example, part.z, weights)
-        source = _tree.as_callable(part.bound.model), part.params, part.bound.batch.x
-        each.append((part.weight, PullbackMetric(part.linearisation, output, source)))
+        each.append((part.weight, PullbackMetric(part.point, ExactOutputMetric())))
     scaled = [metric if isinstance(w, int | float) and w == 1 else w * metric for w, metric in each]
     return scaled[0] if len(scaled) == 1 else SumMetric(tuple(scaled))
 
@@ -187,7 +147,7 @@ class InnerSolve(AbstractStructure):
         entries = _tree.flatten(zero)[1](jnp.broadcast_to(added.entries(), _tree.size(zero)))
 
         def linearised(d):
-            moved = [jax.tree.map(jnp.add, part.z, part.linearisation.push(d)) for part in parts]
+            moved = [jax.tree.map(jnp.add, part.z, part.point.push(d)) for part in parts]
             losses = [part.weight * part.bound.mean_loss(z) for part, z in zip(parts, moved, strict=True)]
             return _tree.sum_leaves(losses)
 

@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from natgrad import _tree
 from natgrad._block.base import AbstractBlock, AbstractEstimator
-from natgrad._block.choose import choose
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.entries import BlockEntries
 from natgrad._block.kronecker import KroneckerBlock, nearest
@@ -19,10 +18,10 @@ from natgrad._block.structure_report import StructureReport
 from natgrad._block.unfactored import ZeroEstimator
 from natgrad._check import caller
 from natgrad._metric.block_metric import BlockMetric, Blocks
-from natgrad._metric.estimated_blocks import FactorData
+from natgrad._metric.estimated_blocks import FactorData, factor_data
 from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.evaluation import Part
-from natgrad._optimiser.structure.cotangents import columns_of, weighed
+from natgrad._optimiser.structure.cotangents import columns_of
 from natgrad._types import Key
 
 
@@ -39,10 +38,8 @@ def measure(
     """What blocks are computed from, for every part."""
     found = []
     for number, part in enumerate(parts):
-        assert part.forward is not None
-        columns = columns_of(part, key, num_samples, number)
-        estimators = choose(part.forward.program, part.forward.parameters, rules, {}, corrected=corrected)
-        found.append(Measured(FactorData(part.forward, weighed(part, columns), part.example_weights()), estimators))
+        point, columns = part.point, columns_of(part, key, num_samples, number)
+        found.append(Measured(*factor_data(point, columns, rules, is_corrected=corrected)))
     return found
 
 

@@ -1,0 +1,149 @@
+"""The examples that a model is evaluated on, and how much each of them counts."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from natgrad._check import caller, is_concrete, public
+from natgrad._model import example_axes, num_examples
+from natgrad._types import Output, Scalar
+
+# One number for every example, or for every position of its output.
+Weights = Float[Array, "N ..."]
+
+
+class Batch(eqx.Module):
+    r"""Examples: inputs, targets, weights and masks. Accepted in place of `x` by every function that takes a model and
+    data, and in place of `(x, y)` by `NaturalGradient`.
+
+    **Arguments:**
+
+    - `x`: inputs, with the examples along the leading axis of every array.
+    - `y`: targets, where a loss needs some.
+    - `weights`: one number for each example, or for each position of its output. Only their ratios matter: the weight
+      of an example is the largest weight among its positions, and weights are scaled to a mean of one over examples.
+    - `mask`: for Kronecker factors, zeros at positions that do not count (padding) and ones elsewhere, an array of
+      examples by positions, for the weights that are used at as many positions and for outputs that have them. A
+      mapping gives parameters masks of their own, by path, and `"z"` the mask of the outputs.
+    - `in_axes`: as in `jax.vmap`, where the examples are in `x`: an axis, `None` for arrays that all examples share, or
+      a tree of these.
+
+    ```python
+    padded = ng.kfac(model, geometry, params, ng.Batch(words, mask=mask))
+    ```
+    """
+
+    x: PyTree
+    y: PyTree
+    weights: Weights | None
+    mask: PyTree
+    axes: tuple[int | None, ...] = eqx.field(static=True)
+
+    @public
+    def __init__(self, x: PyTree, y: PyTree = None, weights: Any = None, *, mask: PyTree = None, in_axes: PyTree = 0):
+        self.x, self.y, self.weights, self.mask = x, y, weights, mask
+        self.axes = tuple(example_axes(x, in_axes))
+
+    @property
+    def in_axes(self) -> PyTree:
+        """The axes of examples, as a tree like the inputs."""
+        return jax.tree.unflatten(jax.tree.structure(self.x), self.axes)
+
+    @property
+    def size(self) -> int:
+        return num_examples(self.x, self.in_axes)
+
+    @property
+    def example_weights(self) -> Float[Array, " N"] | None:
+        """How much every example counts: as much as its heaviest position."""
+        return None if self.weights is None else jnp.max(self.weights.reshape(len(self.weights), -1), axis=1)
+
+    @property
+    def total(self) -> Scalar | float:
+        """The sum of the weights of examples."""
+        return float(self.size) if self.example_weights is None else jnp.sum(self.example_weights)
+
+    def mean(self, values: Float[Array, " N"]) -> Scalar:
+        """The mean over examples, weighted; zero if none of them counts."""
+        weights = self.example_weights
+        if weights is None:
+            return jnp.mean(values)
+        weights = weights.astype(values.dtype)
+        return jnp.sum(weights * values) * inverse_or_zero(jnp.sum(weights))
+
+    def relative_weights(self) -> Weights | None:
+        """The weights, divided so that examples count on average once."""
+        if self.weights is None or self.example_weights is None:
+            return None
+        return self.weights * inverse_or_zero(jnp.mean(self.example_weights))
+
+    def with_weights(self, weights: Weights | None) -> "Batch":
+        return eqx.tree_at(lambda batch: batch.weights, self, weights, is_leaf=lambda leaf: leaf is None)
+
+    def with_targets(self, y: PyTree) -> "Batch":
+        return eqx.tree_at(lambda batch: batch.y, self, y, is_leaf=lambda leaf: leaf is None)
+
+
+def as_examples(x: PyTree) -> Batch:
+    """Inputs as a batch, whose weights are refused where they are known to be none."""
+    batch = x if isinstance(x, Batch) else Batch(x)
+    count, weights = batch.size, batch.weights
+    if weights is None:
+        return batch
+    weights = jnp.asarray(weights, float)
+    if weights.shape[:1] != (count,):
+        raise ValueError(f"{caller()} needs weights for {count} examples, but got weights of shape {weights.shape}.")
+    if is_concrete(weights) and not (jnp.all(jnp.isfinite(weights) & (weights >= 0)) and jnp.any(weights > 0)):
+        raise ValueError(
+            f"{caller()} needs weights that are finite and not negative, and not all of them zero. A weight of zero "
+            "leaves an example out."
+        )
+    return batch.with_weights(weights)
+
+
+def inverse_or_zero(total: Float[Array, "..."]) -> Float[Array, "..."]:
+    """One over a total weight; zero where nothing counts."""
+    return jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1.0), 0.0)
+
+
+def weigh(weights: Array, tree: PyTree, lead: int = 0) -> PyTree:
+    """Arrays that have the axes of the weights after `lead` others, times the weights. What does not count is zero,
+    whatever it was."""
+
+    def weighed(leaf: Array) -> Array:
+        shape = (1,) * lead + weights.shape + (1,) * (leaf.ndim - lead - weights.ndim)
+        own = weights.reshape(shape).astype(leaf.dtype)
+        return jnp.where(own > 0, own * jnp.where(own > 0, leaf, 0.0), 0.0)
+
+    return jax.tree.map(weighed, tree)
+
+
+def check_weights(weights: Array, z: Output, y: PyTree = None) -> None:
+    """Refuse weights that do not have a leading shape of the outputs, and of the targets."""
+    shapes = {name: [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for name, tree in (("z", z), ("y", y))}
+    if any(shape[: weights.ndim] != weights.shape for own in shapes.values() for shape in own):
+        raise ValueError(
+            f"The weights of a batch (or the labels that `ignore_label` marks) have shape {weights.shape}, but outputs "
+            f"have {shapes['z']} and targets {shapes['y']}. Weights need one number for each example, or for each "
+            "position: the leading axes of outputs and targets."
+        )
+
+
+def with_counted(weights: Array, tree: PyTree) -> PyTree:
+    """Arrays that have the axes of the weights in front, with an entry that counts in place of those that do not: it is
+    inside the domain of any loss."""
+    most = jnp.argmax(weights)
+
+    def filled(leaf: Array) -> Array:
+        flat = leaf.reshape(weights.size, *leaf.shape[weights.ndim :])
+        return jnp.where(spread(weights > 0, leaf), leaf, jax.lax.stop_gradient(flat[most]))
+
+    return jax.tree.map(lambda leaf: filled(jnp.asarray(leaf)), tree)
+
+
+def spread(weights: Array, like: Any) -> Array:
+    """Weights with as many axes as an array."""
+    return weights.reshape(*weights.shape, *(1,) * (jnp.ndim(like) - weights.ndim))

@@ -1,0 +1,200 @@
+"""From the arguments of a public function to a model at a point."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from natgrad import _tree
+from natgrad._check import caller, is_concrete, public, require
+from natgrad._compile import compiled
+from natgrad._geometry.base import AbstractGeometry
+from natgrad._geometry.bregman import LossGeometry
+from natgrad._model import check_params, finite, without_aux
+from natgrad._point.batch import as_examples
+from natgrad._point.per_example import PerExample
+from natgrad._point.point import OutputMap, Point
+from natgrad._point.probe import check_model
+from natgrad._point.records import MemoryBudget
+from natgrad._types import Output
+
+
+class Location(eqx.Module):
+    """Where a point is to be: evaluated inside the compiled function that uses it, so that nothing is computed twice
+    and nothing that is not used."""
+
+    map: OutputMap
+    params: PyTree
+    # Whether the compiled function has to test that the model treats examples independently.
+    check: bool = eqx.field(default=False, static=True)
+
+    def point(self) -> Point:
+        return self.map.with_sites(self.params, check=self.check)
+
+
+# What a public function has been given: a point, or where it is to be.
+Place = Location | Point
+
+
+def locate(
+    model: Any,
+    geometry: AbstractGeometry | None,
+    params: PyTree,
+    x: PyTree,
+    *,
+    has_aux: bool = False,
+    check: bool = True,
+    budget: int = 2**26,
+) -> Place:
+    """The place that a public function is asked about, after all checks that need no forward pass."""
+    if isinstance(model, Point):
+        return given_point(model, geometry, params, x)
+    if budget < 1:
+        raise ValueError(f"{caller()} needs a `budget` of at least one byte, but got {budget}.")
+    check_params(params)
+    model, batch = without_aux(model, has_aux), as_examples(x)
+    is_left = check and check_model(model, params, batch)
+    return Location(OutputMap(model, batch, geometry, MemoryBudget(budget)), params, is_left)
+
+
+def given_point(point: Point, *others: Any) -> Point:
+    if any(other is not None for other in others):
+        raise TypeError(
+            f"{caller()} got a `Point`, which has its geometry, parameters and data already, and others beside it. "
+            "Leave them out, or give the model in place of the point."
+        )
+    return point
+
+
+def point_in(place: Place) -> Point:
+    """The point with sites at a place."""
+    if isinstance(place, Location):
+        return place.point()
+    return place if place.sites is not None else place.map.with_sites(place.params)
+
+
+def geometry_at(place: Place) -> AbstractGeometry:
+    """The geometry of the outputs at a place."""
+    geometry = place.map.geometry
+    if not isinstance(geometry, AbstractGeometry):
+        raise TypeError(
+            f"{caller()} needs a geometry of the outputs, such as `Fisher(Categorical(10))`, but got "
+            f"`{type(geometry).__name__}`. Give it as the second argument, also to `evaluate`."
+        )
+    return geometry
+
+
+def check_values(geometry: AbstractGeometry | LossGeometry | None, z: Output, y: PyTree = None) -> None:
+    """Refuse concrete outputs that are not finite, or at which the geometry is not defined."""
+    require(z, [finite(z)], f"{caller()}: the output of the model", traced=False)
+    if geometry is None or not is_concrete((z, y)):
+        return
+    at = lambda number: jax.tree.map(lambda leaf: leaf[number], (_tree.at_least_float32(z), y))
+    first, target = at(0)
+    if isinstance(geometry, LossGeometry):
+        return geometry.at(target)._check(first, caller())
+    geometry._check(first, caller())
+    are_inside = jax.vmap(geometry._contains)(_tree.at_least_float32(z))
+    if not jnp.all(are_inside):
+        number = int(jnp.argmin(are_inside))
+        geometry._check(at(number)[0], f"{caller()}: example {number}")
+
+
+@public
+def evaluate(
+    model: Callable,
+    geometry: AbstractGeometry | None,
+    params: PyTree,
+    x: PyTree = None,
+    *,
+    has_aux: bool = False,
+    check: bool = True,
+    budget: int = 2**26,
+) -> Point:
+    r"""Run a model once, for several metrics or statistics at the same parameters and data.
+
+    `pullback`, `diagonal`, `kfac`, `ekfac`, `gram` and `per_example` accept the point in place of the model, and repeat
+    no forward pass:
+
+    ```python
+    point = ng.evaluate(model, ng.Fisher(ng.Categorical(10)), params, x)
+    blocks, kernel = ng.kfac(point, key=key), ng.gram(point, key=key)
+    ```
+
+    **Arguments:**
+
+    - `model`: `model(params, x) -> z`, with examples along the leading axis of `z`. With `x=None` it is
+      `model(params)`, one example.
+    - `geometry`: of one example's output; `None` where only `per_example` is wanted.
+    - `x`: inputs, or a `Batch` with weights, masks or axes of examples.
+    - `has_aux`, `check`, `budget`: as for `per_example`.
+    """
+    place = locate(model, geometry, params, x, has_aux=has_aux, check=check, budget=budget)
+    point = _evaluated(place)
+    check_values(geometry, point.z)
+    return point
+
+
+# Compiled once for a model and its shapes: points of equal shapes then have one program, and functions that were
+# compiled for one of them serve the others.
+_evaluated = compiled(point_in)
+
+
+@public
+def per_example(
+    model: Callable | Point,
+    params: PyTree = None,
+    x: PyTree = None,
+    cotangents: PyTree = None,
+    *,
+    has_aux: bool = False,
+    check: bool = True,
+    budget: int = 2**26,
+) -> PerExample:
+    r"""The gradients $g_i = J_i^\top u_i$ of single examples as a linear map, at the cost of about one gradient.
+
+    **Arguments:**
+
+    - `model`: `model(params, x) -> z`, with examples along the leading axis of `z`. With `x=None` it is
+      `model(params)`, one example. Or a `Point`, without `params` and `x`.
+    - `cotangents`: $u_i$, like the outputs: for the gradients of a loss, its derivative with respect to `z`. An axis in
+      front of all leaves gives several to each example, for which the forward pass is shared. A function
+      `z -> cotangents` sees the outputs without a second forward pass.
+    - `x`: inputs, with examples along the leading axis; `Batch(x, in_axes=...)` where they are along another one.
+    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
+    - `check`: whether to test that the model treats examples independently and that the gradients of examples sum to
+      the gradient of the batch. On concrete data this is done once for a model and its shapes, for the cost of a
+      gradient. Under `jit` it is read off the program where that is possible, and otherwise costs a forward pass.
+    - `budget`: how many bytes may be used at once for what has to be formed for each example.
+    """
+    place = locate(model, None, params, x, has_aux=has_aux, check=check, budget=budget)
+    point = point_in(place)
+    check_values(None, point.z)
+    has_data = point.map.batch.x is not None
+    if callable(cotangents):
+        cotangents = cotangents(point.z if has_data else jax.tree.map(lambda z: z[0], point.z))
+    is_stacked = check_cotangents(cotangents, point.z, has_data)
+    return point.per_example(point.refuse_coupled(cotangents), is_stacked=is_stacked)
+
+
+def check_cotangents(cotangents: PyTree, outputs: PyTree, has_data: bool) -> bool:
+    """Whether there is an axis of several cotangents an example; anything else unlike the outputs is refused."""
+    expected = jax.tree.map(lambda leaf: leaf.shape if has_data else leaf.shape[1:], outputs)
+    given = jax.tree.map(jnp.shape, cotangents)
+    if given == expected:
+        return False
+    leaves, structure = jax.tree.flatten(cotangents)
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    if structure == jax.tree.structure(outputs):
+        sizes = {shape[:1] for shape in shapes}
+        of_outputs = [leaf.shape if has_data else leaf.shape[1:] for leaf in jax.tree.leaves(outputs)]
+        is_same = [shape[1:] for shape in shapes] == of_outputs
+        if is_same and len(sizes) == 1 and sizes.isdisjoint({(), (0,)}):
+            return True
+    raise ValueError(
+        f"{caller()} needs `cotangents` like the outputs of the model, of shape {expected}, perhaps with one more axis "
+        f"in front, but got {given}."
+    )
