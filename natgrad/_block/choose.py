@@ -97,6 +97,7 @@ class Chooser:
         return estimators
 
     def _kronecker(self, place: BlockEntries, view: WeightFactors, masks: Masks) -> KroneckerEstimator:
+        """A Kronecker product, in which factors larger than `max_factor` are diagonal or block-diagonal."""
         sizes = place.block[1:]
         sides, reasons = [], []
         for size, name in zip(sizes, ("inputs", "outputs"), strict=True):
@@ -160,7 +161,8 @@ class Chooser:
         zeros = []
         for leaf, struct in enumerate(self.program.param_structs):
             is_covered = np.zeros(int(np.prod(struct.shape, dtype=int)), bool)
-            covering = [entries for one in estimators for entries in one.place.parts if entries.leaf == leaf]
+            all_entries = (entries for estimator in estimators for entries in estimator.place.parts)
+            covering = [entries for entries in all_entries if entries.leaf == leaf]
             for entries in covering:
                 is_covered[entries.entries.index()] = True
             num_covered = sum(math.prod(entries.block) for entries in covering)

@@ -39,6 +39,7 @@ class EigenvalueEstimator(AbstractEstimator):
         return EigenBlock(self.input_basis, self.output_basis, cotangents)
 
     def _rows(self, recording: SiteRecords) -> FactoredRows:
+        """Per-example gradients in the eigenbasis, as products of rotated inputs and cotangents."""
         view = self.kronecker.view
         members = (*view.upright, *view.swapped)
         masks = [self.kronecker.masks.get(member.use.site.number) for member in members]

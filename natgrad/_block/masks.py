@@ -86,7 +86,7 @@ def masks_of(masks: Mapping[str, Array], weight: Weight, program: Program) -> Ma
 
 
 def _spread(mask: Array, positions: Sequence[int], name: str) -> Array | None:
-    """The mask `n t` over positions of the given sizes; `None` where there is one position, which always counts.
+    """The mask `n t` over positions of the given sizes; `None` for a use at one position, which is never masked.
 
     The sizes of the mask must be consecutive sizes of the positions; along the others it is repeated."""
     sizes = [size for size in positions if size != 1]

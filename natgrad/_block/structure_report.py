@@ -93,7 +93,7 @@ def make_report(
         pairs = [pair for pair in zip(estimators, blocks, strict=True) if leaf in pair[0].leaves]
         covering = [estimator for estimator, _ in pairs]
         # A block counts for the first of its parameters.
-        shapes = [shape for one, block in pairs if one.leaves[0] == leaf for shape in block.factor_shapes]
+        shapes = [shape for estimator, block in pairs if estimator.leaves[0] == leaf for shape in block.factor_shapes]
         shares = [program.names[estimator.leaves[0]] for estimator in covering if estimator.leaves[0] != leaf]
         reasons = [estimator.reason for estimator in covering if estimator.reason]
         numbers = sum(map(math.prod, shapes))

@@ -86,7 +86,7 @@ class WeightFactors:
 
     def _other_factor(self, recording: SiteRecords, member: MatrixUse, like: Array) -> Array:
         """The other factor of a weight that is a product, `gkd` or `gko`."""
-        (value,) = evaluate([member.low_rank.other], recording.leaves)
+        (value,) = evaluate([member.low_rank.other_factor], recording.leaves)
         return member.low_rank.matrix(value).astype(like.dtype)
 
     def _select(self, x: Array, is_output: bool) -> Array:

@@ -88,7 +88,7 @@ class LookupParts(NamedTuple):
 
     - `row_axes`: the axes of the result that run along a row.
     - `component`: which component of an index is the number of the row; `None` if the index is that number.
-    - `drops_outside`: whether an index outside the table reads zeros, instead of the nearest row."""
+    - `drops_outside`: whether an index outside the table reads no row, instead of the nearest row."""
 
     row_axes: tuple[int, ...]
     component: int | None

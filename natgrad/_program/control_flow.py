@@ -63,6 +63,7 @@ class FreeScan:
         return over_loops(self._run, [outer(value.loops) for value in self.operands], outer(self.loops))(*operands)
 
     def _run(self, *operands: Any) -> tuple[tuple, tuple]:
+        """Run at one step of the loops around."""
         num_starts, num_slices = len(self.starts), len(self._slices)
         starts = [strip_weak_type(value) for value in operands[:num_starts]]
         scanned = list(operands[num_starts : num_starts + num_slices])

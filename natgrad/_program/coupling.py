@@ -105,6 +105,7 @@ def _compare_branches(
 
 
 def _compare_scans(batch: compat.ScanParts, single: compat.ScanParts, operands: list[Relation]) -> list[Relation]:
+    """A scan over the examples must be a map; any other scan must not run along their axis."""
     first, second = batch.num_constants, batch.num_constants + batch.num_carried
     constants, carried, scanned = operands[:first], operands[first:second], operands[second:]
     is_map = not carried and set(scanned) == {0}

@@ -70,7 +70,7 @@ class Scope(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """What a run does at each site: `probe(site, operands, inputs) -> results`. And which values it records."""
+    """What a run does at each site, `probe(site, operands, inputs) -> results`, and which values it records."""
 
     probe: Callable[[Site, list[Any], Any], list[Any]]
     wanted: frozenset[Dependent]
@@ -161,7 +161,7 @@ class Plan:
         return [env[value] for value in self.ends], records
 
     def sites(self) -> Iterator[Site]:
-        """All sites in order, with those of inner plans."""
+        """All sites in order, also the sites of inner plans."""
         for instruction in self.instructions:
             if isinstance(instruction, SiteEquation):
                 yield instruction.site

@@ -109,7 +109,7 @@ def along_an_axis(parameter: str) -> Callable[[EquationPair], bool]:
 
     def rule(pair: EquationPair) -> bool:
         axes = pair.params[parameter]
-        # An axis may be a NumPy integer: `jnp.roll` joins its two parts along one (JAX 0.10.1).
+        # An axis may be a NumPy integer: `jnp.roll` concatenates along such an axis (JAX 0.10.1).
         axes = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
         example_axes = {*pair.operands, *pair.results}
         return len(example_axes) == 1 and not example_axes & set(axes) and pair.agrees()

@@ -133,9 +133,9 @@ def evaluate(
             case Result():
                 key = (id(value.eqn), value.operands)
                 if key not in memory:
-                    step = lambda *operands, eqn=value.eqn: tuple(compat.evaluate(eqn, list(operands)))
-                    axes = [outer(operand.loops) for operand in value.operands]
-                    memory[key] = over_loops(step, axes, outer(value.loops))(*map(evaluate_one, value.operands))
+                    operand_loops = [outer(operand.loops) for operand in value.operands]
+                    function = over_loops(equation_function(value.eqn), operand_loops, outer(value.loops))
+                    memory[key] = function(*map(evaluate_one, value.operands))
                 result = memory[key][value.position]
             case Carried():
                 if value.scan not in memory:
@@ -147,6 +147,11 @@ def evaluate(
         return result
 
     return [evaluate_one(value) for value in values]
+
+
+def equation_function(eqn: compat.Equation) -> Callable[..., tuple]:
+    """An equation as a function of its operands."""
+    return lambda *operands: tuple(compat.evaluate(eqn, list(operands)))
 
 
 def over_loops(

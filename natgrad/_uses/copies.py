@@ -4,7 +4,6 @@ Where every entry of the parameter stands at most once in the weight, squares an
 the weight can be carried over to the parameter entry by entry, without forming the gradient of each example. Which
 entry stands where is found by sending the numbers of the entries through the equations (`EntryCopy.index_map`)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,18 @@ import numpy as np
 
 from natgrad._check import is_concrete
 from natgrad._program import compat
-from natgrad._program.values import Carried, Constant, Free, Leaf, Result, Slice, evaluate, is_floating, over_loops
+from natgrad._program.values import (
+    Carried,
+    Constant,
+    Free,
+    Leaf,
+    Result,
+    Slice,
+    equation_function,
+    evaluate,
+    is_floating,
+    over_loops,
+)
 from natgrad._uses.base import namespace_of, spread
 
 # Equations that scale entries, besides those that copy them (`compat.COPYING`).
@@ -61,6 +71,7 @@ class EntryCopy:
         return np.asarray(placed) if is_concrete(placed) else None
 
     def _place(self, value: Free, x: Any, fill: Any) -> Any:
+        """`place` for a value between the parameter and the copy."""
         if value is self.origin:
             return x
         if isinstance(value, Slice):
@@ -83,9 +94,9 @@ class EntryCopy:
             return compat.rearrange(value.eqn, placed)
         operands = [_other_operand(operand, fill, placed.dtype) for operand in value.operands]
         operands[k] = (placed, inner.loops)
-        step: Callable = lambda *arrays: tuple(compat.evaluate(value.eqn, list(arrays)))
-        steps = over_loops(step, [loops for _, loops in operands], value.loops, self.lengths)
-        return steps(*(array for array, _ in operands))[value.position]
+        operand_loops = [loops for _, loops in operands]
+        function = over_loops(equation_function(value.eqn), operand_loops, value.loops, self.lengths)
+        return function(*(array for array, _ in operands))[value.position]
 
     def _shape(self, value: Free) -> tuple[int, ...]:
         return (*(self.lengths[loop] for loop in value.loops), *value.aval.shape)

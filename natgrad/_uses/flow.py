@@ -2,6 +2,7 @@
 
 A bias belongs to a weight if it is added to a value that the weight's results reach in this way."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ class Origin(NamedTuple):
     rearrangements: tuple[Callable[[Any], Any], ...]
 
     def to_value(self, x: np.ndarray) -> np.ndarray:
-        """Rearrange an array like the result of the site, with its loops in front, to one like the value."""
+        """Rearrange an array like the result of the site, with its loops in front, into an array like the value."""
         loops, entries = x.shape[: len(self.site.loops)], self._entries()
         return x.reshape(*loops, -1)[..., entries.reshape(-1)].reshape(*loops, *entries.shape)
 
@@ -102,7 +103,7 @@ def _kept_operands(
     elif name in REARRANGEMENTS:
         for _, value in operands:
             if is_scaled or value.aval.size == instruction.outputs[0].aval.size:
-                yield value, (lambda x: compat.rearrange(eqn, x),)
+                yield value, (functools.partial(compat.rearrange, eqn),)
     elif name in compat.SUMS_AND_DIFFERENCES or (name in PRODUCTS and is_scaled):
         for k, value in operands:
             if value.aval.shape == shape and (name != "sub" or k == 0):

@@ -22,13 +22,13 @@ class LowRankFactor:
     """A parameter as one factor of a weight.
 
     - `copy`: the factor as a copy of the parameter.
-    - `other`: the other factor.
+    - `other_factor`: the factor beside it.
     - `order`: axes of the other factor: loops, axes that the product sums over, axes that it keeps.
     - `columns`: for each output of the weight (or input), its place along the axes of the other factor that are kept.
     - `is_output`: whether the other factor stands next to the outputs of the weight."""
 
     copy: EntryCopy
-    other: Free
+    other_factor: Free
     order: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     columns: np.ndarray
     is_output: bool
@@ -63,7 +63,7 @@ def factor_use(use: Use, leaf: int, lengths: dict[int, int]) -> tuple[MatrixUse,
     def order(k: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         return tuple(range(num_loops)), shifted(parts.contracted[k], num_loops), shifted(free[k], num_loops)
 
-    # Entries of the product are numbered row by row: free axes of the left operand, then those of the right.
+    # Entries of the product are numbered row by row: the free axes of the left operand, then of the right one.
     num_columns = math.prod(product.operands[1].aval.shape[axis] for axis in free[1])
     places = np.divmod(product_entries, num_columns)
     factor_places, other_places = places[side], places[1 - side]
