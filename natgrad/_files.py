@@ -1,12 +1,13 @@
-"""Files that are whole or as they were."""
+"""Atomic writing of files."""
 
 import os
 from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file in a folder, made if need be, under another name first: whoever reads it, or stops this, finds all
-    of it or what was there before."""
+    """Write a file atomically: other processes see the old content or the new, also if this one is interrupted.
+
+    The content is written under another name, and the file is then renamed. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,12 +1,14 @@
 r"""Dense linear algebra shared by families, geometries, metrics and solvers.
 
-Factorisations take one matrix, or a stack of them along leading axes, and go through a stack one matrix at a time on
-CPUs, also under `jax.vmap`. LAPACK calls on whole stacks can hang there: jaxlib (seen in 0.10.1, not in 0.8.0 and
-0.12.0) splits a stack into tasks for the thread pool in which the call itself waits for them, and as many such calls at
+Factorisations take one matrix `n n`, or a stack of matrices `... n n`. On CPUs they go through a stack one matrix at a
+time, also under `jax.vmap`, because LAPACK calls on whole stacks can hang there. jaxlib 0.10.1, unlike 0.8.0 and
+0.12.0, splits a stack into tasks for the thread pool in which the call itself waits for them; as many such calls at
 once as there are threads wait forever. With many cores they also corrupt memory
-(https://github.com/jax-ml/jax/issues/39292). Calls on one matrix do neither. For matrices of 20 rows and more the loop
-costs nothing; for stacks of thousands of matrices of 2 rows, three times as much. Look again when jaxlib before 0.11 is
-no longer supported: `tests/test_linalg.py` has a program that hangs."""
+(https://github.com/jax-ml/jax/issues/39292). Calls on one matrix do neither. The loop costs nothing for matrices of 20
+rows and more, and takes three times as long for stacks of thousands of matrices of 2 rows. Look again when jaxlib
+before 0.11 is no longer supported: `tests/test_linalg.py` has a program that hangs.
+
+Derivatives are written out, because `jax.custom_batching.custom_vmap` has none in reverse mode (JAX 0.10.1)."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +26,7 @@ Columns = Float[Array, "... n k"]
 
 
 def one_by_one(function: Callable) -> Callable:
-    """A function of matrices as one of stacks of matrices, called for one after the other on CPUs."""
+    """Extend a function of matrices to stacks of matrices, which it goes through one by one on CPUs."""
 
     @jax.custom_batching.custom_vmap
     def guarded(*matrices: Any) -> Any:
@@ -32,8 +34,10 @@ def one_by_one(function: Callable) -> Callable:
 
     @guarded.def_vmap
     def _(axis_size: int, is_batched: list[bool], *matrices: Any) -> tuple[Any, Any]:
-        spread = lambda x, is_spread: x if is_spread else jnp.broadcast_to(x, (axis_size, *x.shape))
-        stacks = [spread(x, is_spread) for x, is_spread in zip(matrices, is_batched, strict=True)]
+        stacks = [
+            x if is_stack else jnp.broadcast_to(x, (axis_size, *x.shape))
+            for x, is_stack in zip(matrices, is_batched, strict=True)
+        ]
         results = jax.lax.platform_dependent(
             *stacks,
             cpu=lambda *stacks: jax.lax.map(lambda matrices: guarded(*matrices), stacks),
@@ -41,6 +45,7 @@ def one_by_one(function: Callable) -> Callable:
         )
         return results, jax.tree.map(lambda _: True, results)
 
+    # Stacks are flattened to one leading axis, so that `guarded` is mapped once.
     @functools.wraps(function)
     def of_stacks(*stacks: Any) -> Any:
         lead = jnp.broadcast_shapes(*(stack.shape[:-2] for stack in stacks))
@@ -55,13 +60,12 @@ def one_by_one(function: Callable) -> Callable:
     return of_stacks
 
 
-_cholesky = one_by_one(lambda matrix: jax.lax.linalg.cholesky(matrix, symmetrize_input=False))
+_cholesky = one_by_one(functools.partial(jax.lax.linalg.cholesky, symmetrize_input=False))
 _eigh = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix, symmetrize_input=False)))
-_eigvalsh = one_by_one(lambda matrix: jnp.linalg.eigvalsh(matrix, symmetrize_input=False))
-_forward = one_by_one(lambda root, b: jax.lax.linalg.triangular_solve(root, b, left_side=True, lower=True))
-_backward = one_by_one(
-    lambda root, b: jax.lax.linalg.triangular_solve(root, b, left_side=True, lower=True, transpose_a=True)
-)
+_eigvalsh = one_by_one(functools.partial(jnp.linalg.eigvalsh, symmetrize_input=False))
+_lower_solve = functools.partial(jax.lax.linalg.triangular_solve, left_side=True, lower=True)
+_forward = one_by_one(_lower_solve)
+_backward = one_by_one(functools.partial(_lower_solve, transpose_a=True))
 _svd = one_by_one(lambda matrix: tuple(jnp.linalg.svd(matrix, full_matrices=False)))
 least_squares = one_by_one(lambda matrix, b: jnp.linalg.lstsq(matrix, b)[0])
 
@@ -69,26 +73,25 @@ least_squares = one_by_one(lambda matrix, b: jnp.linalg.lstsq(matrix, b)[0])
 @one_by_one
 def _inverse(matrix: Matrix) -> Matrix:
     root = jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
-    solve = functools.partial(jax.lax.linalg.triangular_solve, root, left_side=True, lower=True)
-    return solve(solve(jnp.eye(len(matrix), dtype=matrix.dtype)), transpose_a=True)
+    return _lower_solve(root, _lower_solve(root, jnp.eye(len(matrix), dtype=matrix.dtype)), transpose_a=True)
 
 
 @jax.custom_jvp
 def inverse(matrix: Matrices) -> Matrices:
-    """The inverse of a positive definite matrix, of which the lower half is read; NaN where it is not positive
-    definite."""
+    """The inverse of a positive definite matrix; NaN if it is not positive definite. Only the lower half is read."""
     return _inverse(matrix)
 
 
 @inverse.defjvp
 def _(primals, tangents):
-    found = inverse(*primals)
-    return found, -found @ tangents[0] @ found
+    r"""$d(A^{-1}) = -A^{-1}\,dA\,A^{-1}$."""
+    inverse_matrix = inverse(*primals)
+    return inverse_matrix, -inverse_matrix @ tangents[0] @ inverse_matrix
 
 
 @jax.custom_jvp
 def svd(matrix: Float[Array, "*stack m n"]) -> tuple[Any, Any, Any]:
-    """The singular value decomposition, with as many singular values as the shorter side has entries."""
+    r"""The singular value decomposition $U S V^\top$, with $\min(m, n)$ singular values."""
     return _svd(matrix)
 
 
@@ -99,8 +102,9 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def cholesky(matrix: Matrices) -> Matrices:
-    r"""The lower triangular $L$ with $L L^\top$ the given matrix, of which the lower half is read; NaN where it is not
-    positive definite."""
+    r"""The lower triangular $L$ with $L L^\top$ the given matrix; NaN if it is not positive definite.
+
+    Only the lower half is read."""
     return _cholesky(matrix)
 
 
@@ -109,9 +113,9 @@ def _(primals, tangents):
     r"""$dL = L\,\Phi(L^{-1}\,dA\,L^{-\top})$, where $\Phi$ takes the lower half, and half of the diagonal."""
     root = cholesky(*primals)
     lower = jnp.tril(tangents[0])
-    change = lower + jnp.tril(lower, -1).mT
-    inside = triangular_solve(root, triangular_solve(root, change).mT)
-    half = jnp.tril(inside) - identity_like(inside) * inside / 2
+    dA = lower + jnp.tril(lower, -1).mT
+    whitened = triangular_solve(root, triangular_solve(root, dA).mT)
+    half = jnp.tril(whitened) - identity_like(whitened) * whitened / 2
     return root, root @ half
 
 
@@ -133,20 +137,23 @@ def cholesky_solve(root: Matrices, b: Columns) -> Columns:
 
 @jax.custom_jvp
 def eigh(matrix: Matrices) -> tuple[Float[Array, "*stack n"], Matrices]:
-    """Eigenvalues in ascending order and eigenvectors (in columns) of a symmetric matrix. Derivatives are not finite
-    where eigenvalues are equal."""
+    """Eigenvalues in ascending order and eigenvectors (in columns) of a symmetric matrix.
+
+    Derivatives are not finite where two eigenvalues are equal."""
     return _eigh(matrix)
 
 
 @eigh.defjvp
 def _(primals, tangents):
+    r"""With $M = Q^\top dA\,Q$: $d\lambda_i = M_{ii}$, and $dQ = Q X$ with $X_{ij} = M_{ij} / (\lambda_j - \lambda_i)$,
+    $X_{ii} = 0$."""
     values, vectors = eigh(*primals)
-    inside = vectors.mT @ tangents[0] @ vectors
-    identity = identity_like(inside)
+    rotated = vectors.mT @ tangents[0] @ vectors
+    identity = identity_like(rotated)
     gaps = values[..., None, :] - values[..., :, None] + identity
     return (values, vectors), (
-        jnp.diagonal(inside, axis1=-2, axis2=-1),
-        vectors @ (inside * (1 / gaps - identity)),
+        jnp.diagonal(rotated, axis1=-2, axis2=-1),
+        vectors @ (rotated * (1 / gaps - identity)),
     )
 
 
@@ -163,10 +170,11 @@ def _(primals, tangents):
 
 
 def pseudo_inverse(matrix: Matrix) -> Matrix:
-    """The pseudo-inverse of a symmetric matrix. Eigenvalues that cannot be told from zero are zero."""
+    """The pseudo-inverse of a symmetric matrix. Eigenvalues within rounding of zero count as zero."""
     values, vectors = eigh((matrix + matrix.T) / 2)
-    is_kept = jnp.abs(values) > 10 * values.size * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), initial=0.0)
-    return (vectors * jnp.where(is_kept, 1 / jnp.where(is_kept, values, 1.0), 0.0)[None, :]) @ vectors.T
+    rounding = values.size * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), initial=0.0)
+    is_nonzero = jnp.abs(values) > 10 * rounding
+    return (vectors * jnp.where(is_nonzero, 1 / jnp.where(is_nonzero, values, 1.0), 0.0)[None, :]) @ vectors.T
 
 
 def identity_like(matrices: Matrices) -> Matrices:
@@ -181,10 +189,10 @@ def dense(mv: Callable[[PyTree], PyTree], like: PyTree) -> Matrix:
 
 
 def square_root(matrix: Matrix) -> Matrix:
-    r"""A factor $S$ with $S S^\top$ the given positive semidefinite matrix, singular ones included.
+    r"""A factor $S$ with $S S^\top$ the given positive semidefinite matrix, which may be singular.
 
-    Eigenvalues that are negative by rounding count as zero. One that is negative beyond rounding
-    leaves `nan` in its column, so that an indefinite matrix never passes for a semidefinite one."""
+    Eigenvalues within rounding of zero count as zero. An eigenvalue that is negative beyond rounding leaves NaN in its
+    column, so that an indefinite matrix is never taken for a semidefinite one."""
     values, vectors = eigh((matrix + matrix.T) / 2)
     rounding = matrix.shape[0] * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.abs(values), initial=0.0)
     return vectors * jnp.sqrt(jnp.where(jnp.abs(values) <= 8 * rounding, 0.0, values))[None, :]

@@ -1,4 +1,6 @@
-"""Pytree algebra with no mathematics of ours."""
+"""Algebra of pytrees: inner products, dtypes, flattening, and options by path.
+
+Sums and products are computed in single precision at least, also for parameters in half precision."""
 
 import functools
 import math
@@ -18,14 +20,12 @@ from natgrad._types import Scalar
 
 
 def vdot(x: PyTree, y: PyTree) -> Scalar:
-    r"""The pairing $\langle x, y\rangle$: products of matching entries, summed over every leaf.
-
-    Leaves in half precision are summed in single precision."""
-    parts = [
+    r"""The pairing $\langle x, y\rangle$: the sum of the products of matching entries, over all leaves."""
+    products = [
         jnp.sum(at_least_float32(a) * at_least_float32(b))
         for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
     ]
-    return sum_leaves(parts)
+    return sum_leaves(products)
 
 
 def subtract(x: PyTree, y: PyTree) -> PyTree:
@@ -41,22 +41,22 @@ def add(*trees: PyTree) -> PyTree:
 
 
 def cast_like(x: PyTree, like: PyTree) -> PyTree:
-    """`x` with the dtype of the matching leaf of `like`."""
-    return jax.tree.map(lambda leaf, model: leaf.astype(model.dtype), x, like)
+    """Cast every leaf of `x` to the dtype of the matching leaf of `like`."""
+    return jax.tree.map(lambda leaf, like_leaf: leaf.astype(like_leaf.dtype), x, like)
 
 
 def at_least_float32(x: PyTree) -> PyTree:
-    """Half-precision leaves in single precision, all others as they are."""
+    """Cast half-precision leaves to single precision."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf, x)
 
 
 def wide(x: Any) -> Any:
-    """The dtype of an array, or single precision if that is wider."""
+    """The dtype of an array; single precision for half-precision arrays."""
     return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
 
 
 def sum_leaves(tree: PyTree) -> Array:
-    """The sum of all leaves, which have one shape, in the widest of their dtypes."""
+    """The sum of all leaves, which must have one shape, in the widest of their dtypes."""
     return functools.reduce(operator.add, promote(*jax.tree.leaves(tree)))
 
 
@@ -66,14 +66,15 @@ def unravel_like(like: PyTree) -> Callable[[Array], PyTree]:
 
 
 def promote(*trees: PyTree) -> tuple[PyTree, ...]:
-    """The trees with every leaf in the widest dtype among them."""
+    """Cast all leaves of all trees to the widest dtype among them."""
     widest = np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(trees)))
     return jax.tree.map(lambda leaf: leaf.astype(widest), trees)
 
 
 def block_columns(blocks: list[PyTree]) -> list[PyTree]:
-    """Blocks of columns (along the leading axis of every leaf) side by side: each block keeps its own columns and is
-    padded with zeros where those of the others stand."""
+    """Pad trees of columns, which stand along the leading axis of every leaf, so that no two share a column.
+
+    They become the rows of a block-diagonal matrix: each has zeros in the columns of the others."""
     counts = [jax.tree.leaves(block)[0].shape[0] for block in blocks]
 
     def pad(block: PyTree, position: int) -> PyTree:
@@ -84,7 +85,7 @@ def block_columns(blocks: list[PyTree]) -> list[PyTree]:
 
 
 def names(params: PyTree) -> tuple[str, ...]:
-    """The paths of the leaves, as they are written in messages and options."""
+    """The paths of the leaves as messages and options write them: `params['w']`."""
     return tuple("params" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
 
 
@@ -99,24 +100,25 @@ def size(tree: PyTree) -> int:
 
 
 def flatten(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
-    """A tree as one vector in the widest dtype among its leaves (single precision at least), and the way back to
-    the original shapes and dtypes."""
+    """A tree as one vector, and the map from such vectors back to its shapes and dtypes.
+
+    The vector has the widest dtype among the leaves, single precision at least."""
     leaves, treedef = jax.tree.flatten(tree)
-    (wide,) = promote(at_least_float32(leaves))
-    flat = jnp.concatenate([leaf.reshape(-1) for leaf in wide]) if leaves else jnp.zeros(0)
+    (wide_leaves,) = promote(at_least_float32(leaves))
+    flat = jnp.concatenate([leaf.reshape(-1) for leaf in wide_leaves]) if leaves else jnp.zeros(0)
     ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
 
-    # By slices, which take less time to trace than `ravel_pytree`.
+    # Slices take less time to trace than `ravel_pytree`.
     def unflatten(vector: Array) -> PyTree:
-        own = [jax.lax.slice(vector, (end - leaf.size,), (end,)) for leaf, end in zip(leaves, ends, strict=True)]
-        shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(own, leaves, strict=True)]
+        slices = [jax.lax.slice(vector, (end - leaf.size,), (end,)) for leaf, end in zip(leaves, ends, strict=True)]
+        shaped = [entries.reshape(leaf.shape).astype(leaf.dtype) for entries, leaf in zip(slices, leaves, strict=True)]
         return jax.tree.unflatten(treedef, shaped)
 
     return flat, unflatten
 
 
 def as_callable(function: Callable) -> Any:
-    """A function as a pytree: modules as they are, anything else without leaves."""
+    """A function as a pytree, which can be an argument of a compiled function: modules keep their leaves."""
     return function if isinstance(function, eqx.Module | jax.tree_util.Partial) else jax.tree_util.Partial(function)
 
 
@@ -124,21 +126,22 @@ Option = TypeVar("Option")
 
 
 def numbers_by_path(value: Any, name: str, *, schedules: bool = False) -> dict[str, Any]:
-    """Numbers of at least zero for the parameters at or below paths, from one for all or from a mapping."""
-    given = {str(path): own for path, own in value.items()} if isinstance(value, Mapping) else {"": value}
-    for path, own in given.items():
-        where = f"`{name}[{path!r}]`" if isinstance(value, Mapping) else f"`{name}`"
-        check_number(own, where, least=0, schedules=schedules)
-    return given
+    """Nonnegative numbers by path, from the argument `name`: one number for all parameters, or a mapping from paths."""
+    numbers = {str(path): number for path, number in value.items()} if isinstance(value, Mapping) else {"": value}
+    for path, number in numbers.items():
+        argument = f"`{name}[{path!r}]`" if isinstance(value, Mapping) else f"`{name}`"
+        check_number(number, argument, least=0, schedules=schedules)
+    return numbers
 
 
 def option_for(options: Mapping[str, Option], name: str) -> Option | None:
-    """The option with the longest key that fits."""
+    """The option for the parameter at path `name`: of the keys that fit, the longest decides."""
     keys = [key for key in options if fits(key, name)]
     return options[max(keys, key=len)] if keys else None
 
 
 def fits(key: str, name: str) -> bool:
+    """Whether the parameter at path `name` is at or below the path `key`."""
     return key in ("", name) or (name.startswith(key) and name[len(key)] in "[.")
 
 

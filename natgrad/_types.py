@@ -1,7 +1,14 @@
-"""Names for the things that flow through the library, and the legend of shape letters.
+"""Names for types that all rooms use, and the legend of shape letters.
 
-Shape letters in comments and annotations: `N` examples in a batch, `C` cotangents or columns of
-a factor, `K` classes, `d` dimension of a vector observation, `P` parameters in all.
+| letter | size of the axis |
+|---|---|
+| `N` or `n` | examples of a batch |
+| `C` or `c` | columns of cotangents of each example |
+| `P` | parameters, flattened into one vector |
+| `K` | classes |
+| `g`, `t` | groups with different weights; positions that share one weight (tokens, pixels) |
+| `d`, `o` | inputs and outputs of a weight; in families, `d` is the dimension of an observation |
+| `m`, `k` | matrices of a stack; their rows |
 """
 
 from typing import TypeAlias
@@ -12,10 +19,10 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 Scalar: TypeAlias = Float[Array, ""]
 Matrix: TypeAlias = Float[Array, "rows columns"]
 
-# One example's output of a model, a tangent to it, or a cotangent: all have the same structure.
+# An output of a model, a tangent vector or a cotangent of it: trees with the same shapes.
 Output: TypeAlias = PyTree
 
-# Natural parameters `eta` and moments `xi` of an exponential family: one array, or a tuple of them.
+# Natural parameters `eta`, moments `xi` and observations of an exponential family: an array, or a tuple of arrays.
 Natural: TypeAlias = PyTree
 Moments: TypeAlias = PyTree
 Observation: TypeAlias = PyTree

@@ -1,9 +1,11 @@
-"""Tangent vectors and covectors of the parameters as different types."""
+r"""Tangent vectors and covectors of the parameters as two types, which cannot be added by mistake.
+
+Both hold a tree like the parameters. In new units $w' = A w$ a vector becomes $A v$ and a covector $A^{-\top} c$, so a
+sum of the two has no meaning. A metric turns one into the other."""
 
 from typing import Any
 
 import equinox as eqx
-import jax
 from jaxtyping import PyTree
 
 from natgrad import _tree
@@ -18,14 +20,14 @@ MIXED = (
 
 
 class _Tangent(eqx.Module):
-    """What vectors and covectors share: each forms a vector space of its own."""
+    """An element of a vector space: can be added to its own type, and multiplied by numbers."""
 
     tree: PyTree
 
     def __add__(self, other: Any):
         if type(other) is not type(self):
             raise mixed_sum(self, other)
-        return type(self)(jax.tree.map(lambda a, b: a + b, self.tree, other.tree))
+        return type(self)(_tree.add(self.tree, other.tree))
 
     def __radd__(self, other: Any):
         raise mixed_sum(other, self)
@@ -55,7 +57,7 @@ class Vector(_Tangent):
 
     def displace(self, params: PyTree, step: Scalar | float = 1.0) -> PyTree:
         """The parameters moved along this vector."""
-        return jax.tree.map(lambda w, v: w + v, params, _tree.scale(step, self.tree))
+        return _tree.add(params, _tree.scale(step, self.tree))
 
 
 class Covector(_Tangent):
@@ -75,11 +77,12 @@ class Covector(_Tangent):
 
 
 def mixed_sum(left: Any, right: Any) -> TypeError:
+    """The error for a sum of a vector with a covector, or of one of them with a plain tree."""
     return TypeError(f"Cannot add `{type(left).__name__}` and `{type(right).__name__}`. {MIXED}")
 
 
 def untyped(value: PyTree, expected: type) -> tuple[PyTree, bool]:
-    """The plain tree inside `value`, and whether it was typed; the other type is refused."""
+    """The plain tree inside `value`, and whether `value` was of the `expected` type; the other type is refused."""
     if isinstance(value, expected):
         return value.tree, True
     if isinstance(value, _Tangent):

@@ -8,10 +8,10 @@ from models import normal
 
 from natgrad._block import damped
 from natgrad._block.eigen import EigenBlock
-from natgrad._block.entries import AxisOrder, BlockEntries, EntryNumbers, part
+from natgrad._block.entries import AxisOrder, BlockEntries, EntryNumbers, leaf_entries
 from natgrad._block.factor import second_moment
 from natgrad._block.kronecker import KroneckerBlock
-from natgrad._block.stacks import MAX_PADDED_ENTRIES, batched, damped_inverses
+from natgrad._block.stacks import MAX_PADDED_ENTRIES, damped_inverses, map_stacks
 from natgrad._block.stacks import eigen as eigen_of
 from natgrad._block.unfactored import DenseBlock, DiagonalBlock
 
@@ -38,7 +38,7 @@ SHAPES = {"kronecker_blocked_outputs": (1, 3, 4), "kronecker_of_numbers": (3, 1,
 
 
 def eigen(block):
-    return batched(eigen_of, block.matrices())
+    return map_stacks(eigen_of, block.matrices())
 
 
 def flat(x):
@@ -117,7 +117,7 @@ def test_matrices_of_one_size_are_factorised_in_one_call():
         return eigen_of(stack)
 
     stacks = [factor(1, 2, 3, 3), factor(2, 1, 4, 4), factor(3, 1, 3, 3)[:, 0]]
-    found = batched(function, stacks)
+    found = map_stacks(function, stacks)
     assert sorted(calls) == [(1, 4, 4), (3, 3, 3)]
     for stack, (values, vectors) in zip(stacks, found, strict=True):
         assert vectors.shape == stack.shape
@@ -169,7 +169,9 @@ def test_inverses_of_matrices_of_many_sizes_agree_with_numpy_and_take_little_mem
 def test_places_take_entries_and_put_them_back():
     leaves = [normal(1, 2, 3, 4), normal(2, 4)]
     numbers = np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2).reshape(1, 6, 4)
-    place = BlockEntries((part(0, (2, 3, 4), numbers), part(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1])))
+    place = BlockEntries(
+        (leaf_entries(0, (2, 3, 4), numbers), leaf_entries(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1]))
+    )
     assert isinstance(place.parts[0].entries, AxisOrder) and isinstance(place.parts[1].entries, EntryNumbers)
     gathered = place.gather(leaves, float)
     np.testing.assert_array_equal(gathered[0, :6], leaves[0].transpose(1, 0, 2).reshape(6, 4))
@@ -178,5 +180,7 @@ def test_places_take_entries_and_put_them_back():
     place.scatter(gathered, back)
     for found, leaf in zip(back, leaves, strict=True):
         np.testing.assert_array_equal(found, leaf)
-    again = BlockEntries((part(0, (2, 3, 4), numbers.copy()), part(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1])))
+    again = BlockEntries(
+        (leaf_entries(0, (2, 3, 4), numbers.copy()), leaf_entries(1, (4,), np.arange(4).reshape(1, 1, 4)[..., ::-1]))
+    )
     assert again == place and hash(again) == hash(place)

@@ -1,4 +1,7 @@
-"""Blocks: symmetric operators on a few entries of the parameters, in the form in which they are matrices."""
+"""Blocks and their estimators: symmetric operators on a few entries of the parameters.
+
+A block acts on arrays `gdo`: for every group `g`, a matrix with `d` inputs and `o` outputs, flattened row by row into
+`n = d o` entries where a dense matrix is needed."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from natgrad._block.entries import BlockEntries, part
+from natgrad._block.entries import BlockEntries, leaf_entries
 from natgrad._point.records import MemoryBudget, SiteRecords
 from natgrad._types import Scalar
 
@@ -24,12 +27,11 @@ class Eigen(NamedTuple):
 
 
 class AbstractBlock(eqx.Module):
-    """A symmetric operator on arrays `gdo`, separately for every group `g`: matrices with `d` rows and `o` columns,
-    flattened row by row.
+    """A symmetric operator on arrays `gdo`, separately for every group `g`.
 
-    Functions of a block (inverse, root, determinant) go through the `matrices` it is made of, so that those of all
-    blocks can be stacked by size and factorised in one call: first `matrices()`, then, with what became of them,
-    `function` or `inverted`."""
+    Functions of blocks (inverse, root, determinant) are computed in two stages. `matrices()` returns the matrices of
+    each block; those of all blocks are stacked by size and factorised in one call (`stacks`). Then `function` or
+    `inverted` makes a block from the factorisations."""
 
     @abstractmethod
     def mv(self, v: Float[Array, "g d o"]) -> Float[Array, "g d o"]: ...
@@ -54,12 +56,11 @@ class AbstractBlock(eqx.Module):
 
     @abstractmethod
     def inverted(self, inverses: Sequence[Array], damping: Scalar) -> "AbstractBlock":
-        """The inverse of the damped block, from those of the damped `matrices()`."""
+        """The inverse of the damped block, from the inverses of the damped `matrices()`."""
 
     @abstractmethod
     def with_unit_diagonal(self) -> "AbstractBlock":
-        r"""$D^{-1/2} F D^{-1/2}$ with $D$ the diagonal: the block in units in which all entries count the same. Entries
-        with a zero on the diagonal stay zero."""
+        r"""$D^{-1/2} F D^{-1/2}$ for a block $F$ with diagonal $D$. Entries with a zero on the diagonal stay zero."""
 
     @property
     def is_product(self) -> bool:
@@ -68,8 +69,8 @@ class AbstractBlock(eqx.Module):
 
     @property
     def factor_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of what is stored."""
-        return tuple(stored.shape for stored in jax.tree.leaves(self))
+        """The shapes of the arrays that are stored."""
+        return tuple(array.shape for array in jax.tree.leaves(self))
 
     @property
     def dtype(self) -> Any:
@@ -77,22 +78,27 @@ class AbstractBlock(eqx.Module):
 
 
 def reciprocal(values: Array) -> Array:
-    """One over each value, but zero for zero: the pseudo-inverse."""
+    """One over each value, and zero for zero: the pseudo-inverse of a diagonal matrix."""
     is_zero = values == 0
     return jnp.where(is_zero, 0.0, 1 / jnp.where(is_zero, 1.0, values))
 
 
 def to_unit_diagonal(matrices: Float[Array, "... k k"]) -> Float[Array, "... k k"]:
+    r"""$D^{-1/2} F D^{-1/2}$ for matrices $F$ with diagonals $D$."""
     roots = jnp.sqrt(reciprocal(jnp.diagonal(matrices, axis1=-2, axis2=-1)))
     return roots[..., :, None] * matrices * roots[..., None, :]
 
 
 @dataclass(frozen=True, eq=False)
 class AbstractEstimator:
-    """A block to be computed: the entries of parameters that it covers, why it is not of a better kind, and whether
-    that is less than its parameters should have.
+    """How one block is computed from a batch.
 
-    What depends on cotangents is a sum over their columns; what depends on inputs is computed once, after it."""
+    - `place`: the entries of parameters that the block covers.
+    - `reason`: why the block has no better structure; empty if it has the best.
+    - `is_fallback`: whether the user should be warned about that.
+
+    Sums over cotangents come first, a few columns of cotangents at a time (`of_cotangents`); then, once, whatever
+    depends on inputs (`of_inputs`); then the block."""
 
     place: BlockEntries
     reason: str
@@ -101,20 +107,20 @@ class AbstractEstimator:
     @property
     @abstractmethod
     def structure(self) -> str:
-        """The name of its kind."""
+        """The name of the structure, as reports print it."""
 
     @abstractmethod
     def of_cotangents(self, recording: SiteRecords, budget: MemoryBudget) -> Any:
         """Sums over examples and cotangents."""
 
     def of_inputs(self, recording: SiteRecords, cotangents: Any, budget: MemoryBudget) -> Any:
-        """What the block needs beyond the sums over cotangents, which are given."""
+        """Statistics of the inputs, for a block that needs them; `cotangents` are the means of `of_cotangents`."""
         del recording, cotangents, budget
         return ()
 
     @abstractmethod
     def block(self, inputs: Any, cotangents: Any) -> AbstractBlock:
-        """The block, from both, with the sums over cotangents divided by the number of examples."""
+        """The block, from `of_inputs` and the mean over examples of `of_cotangents`."""
 
     @property
     def leaves(self) -> tuple[int, ...]:
@@ -124,4 +130,5 @@ class AbstractEstimator:
 def column_of(leaf: int, shape: Sequence[int]) -> BlockEntries:
     """All entries of a parameter, in one column."""
     size = int(np.prod(shape, dtype=int))
-    return BlockEntries((part(leaf, tuple(shape), np.arange(size, dtype=np.int32).reshape(1, size, 1)),))
+    numbers = np.arange(size, dtype=np.int32).reshape(1, size, 1)
+    return BlockEntries((leaf_entries(leaf, tuple(shape), numbers),))

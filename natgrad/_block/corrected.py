@@ -1,4 +1,4 @@
-"""EKFAC: how the eigenvalues of a Kronecker block are corrected."""
+"""EKFAC: the eigenvalues of a Kronecker block are replaced by exact second moments in its eigenbasis."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,11 @@ from natgrad._point.records import SiteRecords
 
 @dataclass(frozen=True, eq=False)
 class EigenvalueEstimator(AbstractEstimator):
-    r"""$S_{ij} = \frac1N\sum_n \big(Q_A^\top g_n Q_G\big)_{ij}^2$ with the gradients $g_n$ of examples, which are
-    formed in the basis, a few at a time, or not at all where there is one position."""
+    r"""$S_{ij} = \frac1N\sum_n \big(Q_A^\top g_n Q_G\big)_{ij}^2$ with per-example gradients
+    $g_n = \sum_t a_{nt} h_{nt}^\top$.
+
+    With several positions $t$, gradients are formed in the basis, a few examples at a time; with one position,
+    $S = (a Q_A)^{2\top} (h Q_G)^2 / N$ needs none."""
 
     kronecker: KroneckerEstimator
     input_basis: Factor
@@ -36,15 +39,17 @@ class EigenvalueEstimator(AbstractEstimator):
         return EigenBlock(self.input_basis, self.output_basis, cotangents)
 
     def _rows(self, recording: SiteRecords) -> FactoredRows:
+        """Per-example gradients in the eigenbasis, as products of rotated inputs and cotangents."""
         view = self.kronecker.view
         members = (*view.upright, *view.swapped)
         masks = [self.kronecker.masks.get(member.use.site.number) for member in members]
         operands = [operand_of(recording, member) for member in members]
         data = operands, [result_of(recording, member) for member in members], masks
-        # Inputs and cotangents that change places differ between cotangents, which then count as examples.
+        # In uses of the transpose, cotangents are in the place of inputs. These then differ between the columns of
+        # cotangents, so each column counts as an example.
         is_unfolded = bool(view.swapped)
 
-        def pair(member, operand, result, mask) -> tuple[Array, Array]:
+        def input_and_cotangent(member, operand, result, mask) -> tuple[Array, Array]:
             h = view.cotangents(recording, member, result, mask)
             if member in view.weight.group.lookups:
                 a = jax.nn.one_hot(indices(member, operand), member.use.value.aval.shape[0], dtype=h.dtype)[:, None]
@@ -56,8 +61,8 @@ class EigenvalueEstimator(AbstractEstimator):
                 h = h.reshape(-1, 1, *h.shape[2:])
             return (h[:, 0], a[:, None]) if member.is_swapped else (a, h)
 
-        def expand(part):
-            pairs = [pair(*use) for use in zip(members, *part, strict=True)]
+        def expand(chunk):
+            pairs = [input_and_cotangent(*use) for use in zip(members, *chunk, strict=True)]
             a, h = (jnp.concatenate(side, axis=-2) for side in zip(*pairs, strict=True))
             return factor.rotated(self.input_basis, a), factor.rotated(self.output_basis, h)
 

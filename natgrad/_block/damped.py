@@ -1,4 +1,8 @@
-r"""Inverses of damped blocks, with the damping of a Kronecker product shared between its factors."""
+r"""Inverses of damped blocks. The damping of a Kronecker product is split between its two factors.
+
+Numbers are kept in flat vectors of three kinds, because every operation on an array takes time to compile: one number
+for each block; one for each factor (a factor of one group of a block); one for each matrix (a factor in blocks has
+several matrices). `FactorIndex` says which belongs to which."""
 
 import math
 from collections.abc import Sequence
@@ -15,27 +19,32 @@ from natgrad._block.stacks import damped_inverses
 
 
 class FactorIndex(NamedTuple):
-    """For every factor (of a block, and of one of its groups) its block and the other factor of its product, itself if
-    there is none; and for every matrix the factor it belongs to. A factor in blocks has several matrices."""
+    """Which matrix belongs to which factor, and which factor to which block.
+
+    - `block`: for every factor, the number of its block.
+    - `other`: for every factor, the number of the other factor of its product; its own number if there is none.
+    - `factor`: for every matrix, the number of its factor."""
 
     block: np.ndarray
     other: np.ndarray
     factor: np.ndarray
 
     def summed(self, numbers: Float[Array, " matrices"]) -> Float[Array, " factors"]:
-        """The sums over the matrices of every factor."""
+        """For every factor, the sum over its matrices."""
         if len(self.factor) == len(self.block):
             return numbers
         return jax.ops.segment_sum(numbers, self.factor, len(self.block), indices_are_sorted=True)
 
     def spread(self, numbers: Float[Array, " factors"]) -> Float[Array, " matrices"]:
-        """The number of its factor for every matrix."""
+        """For every matrix, the number that belongs to its factor."""
         return numbers if len(self.factor) == len(self.block) else numbers[self.factor]
 
 
 class BlockInverses(NamedTuple):
-    """Inverses, whether each was found without lifting a matrix above rounding, and whether those of its matrices are
-    finite."""
+    """The inverses of damped blocks.
+
+    - `is_definite`: whether no matrix of the block needed more damping than was asked for.
+    - `is_finite`: whether the inverse is finite."""
 
     blocks: list[AbstractBlock]
     is_definite: Bool[Array, " blocks"]
@@ -45,55 +54,60 @@ class BlockInverses(NamedTuple):
 def invert(
     blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"], traces: Float[Array, " matrices"] | None = None
 ) -> BlockInverses:
-    r"""The inverse of every damped block, with the traces of their matrices if they are known.
+    r"""The inverse of every damped block. `traces` of their matrices are computed if they are not given.
 
     A product $A \otimes G$ is damped by its factors,
     $(A + \pi\sqrt\lambda I) \otimes (G + \frac{\sqrt\lambda}{\pi} I)$ with $\pi^2$ the ratio of the mean eigenvalues of
-    $A$ and $G$ (blocks of zeros left out): more damping than $\lambda I$, but a Kronecker product again. Where one
-    factor is zero the product is, and the damped block is $\lambda I$."""
+    $A$ and $G$ (blocks of zeros left out). This is more damping than $\lambda I$, but a Kronecker product again. If a
+    factor is zero, the block is zero, and the damped block is $\lambda I$."""
     matrices = [block.matrices() for block in blocks]
-    stacks = [matrix for own in matrices for matrix in own]
+    stacks = [stack for block_matrices in matrices for stack in block_matrices]
     if not stacks:
-        each = [block.inverted([], damping[k]) for k, block in enumerate(blocks)]
-        return BlockInverses(each, jnp.ones(len(blocks), bool), _are_finite(blocks, damping))
-    where = factor_index(blocks)
+        inverted = [block.inverted([], damping[k]) for k, block in enumerate(blocks)]
+        return BlockInverses(inverted, jnp.ones(len(blocks), bool), _are_finite(blocks, damping))
+    index = factor_index(blocks)
     traces = factor.traces(stacks) if traces is None else traces
-    found, is_definite, is_finite = damped_inverses(stacks, traces, *_shares(where, stacks, traces, damping))
-    each = iter(found)
+    scale, shares = _split_damping(index, stacks, traces, damping)
+    inverses, is_definite, is_finite = damped_inverses(stacks, traces, scale, shares)
+    remaining = iter(inverses)
     inverted = [
-        block.inverted([next(each) for _ in own], damping[k])
-        for k, (block, own) in enumerate(zip(blocks, matrices, strict=True))
+        block.inverted([next(remaining) for _ in block_matrices], damping[k])
+        for k, (block, block_matrices) in enumerate(zip(blocks, matrices, strict=True))
     ]
-    is_own = (where.block[where.factor][None, :] == np.arange(len(blocks))[:, None]).astype(np.float32)
-    of_block = lambda flags: jnp.asarray(is_own) @ (~flags).astype(is_own.dtype) == 0
-    return BlockInverses(inverted, of_block(is_definite), of_block(is_finite) & _are_finite(blocks, damping))
+    in_block = (index.block[index.factor][None, :] == np.arange(len(blocks))[:, None]).astype(np.float32)
+
+    def all_in_block(flags: Bool[Array, " matrices"]) -> Bool[Array, " blocks"]:
+        return jnp.asarray(in_block) @ (~flags).astype(in_block.dtype) == 0
+
+    return BlockInverses(inverted, all_in_block(is_definite), all_in_block(is_finite) & _are_finite(blocks, damping))
 
 
-def _shares(
-    where: FactorIndex, stacks: Sequence[Array], traces: Float[Array, " matrices"], damping: Float[Array, " blocks"]
+def _split_damping(
+    index: FactorIndex, stacks: Sequence[Array], traces: Float[Array, " matrices"], damping: Float[Array, " blocks"]
 ) -> tuple[Float[Array, " matrices"], Float[Array, " matrices"]]:
-    """What every matrix is multiplied by, and what is added to its diagonal."""
+    """For every matrix, the number it is multiplied by (zero or one), and the number added to its diagonal."""
     counts = [math.prod(stack.shape[:-2]) for stack in stacks]
     sizes = np.repeat([stack.shape[-1] for stack in stacks], counts).astype(traces.dtype)
     # In a diagonal factor, rows of a table that no example reads do not count, however many they are.
-    rows = where.summed(jnp.where(traces > 0, sizes, 0.0))
-    means = where.summed(traces) / jnp.maximum(rows, 1.0)
-    others = means[where.other]
-    own = damping[where.block].astype(means.dtype)
-    is_product = where.other != np.arange(len(where.other))
-    is_zero = is_product & ((means <= 0) | (others <= 0))
-    ratio = jnp.where(is_zero, 1.0, means) / jnp.where(is_zero, 1.0, others)
-    share = jnp.where(is_product, jnp.sqrt(own * ratio), own)
-    return where.spread(1.0 - is_zero.astype(means.dtype)), where.spread(share)
+    rows = index.summed(jnp.where(traces > 0, sizes, 0.0))
+    means = index.summed(traces) / jnp.maximum(rows, 1.0)
+    other_means = means[index.other]
+    damping_by_factor = damping[index.block].astype(means.dtype)
+    is_product = index.other != np.arange(len(index.other))
+    is_zero = is_product & ((means <= 0) | (other_means <= 0))
+    ratio = jnp.where(is_zero, 1.0, means) / jnp.where(is_zero, 1.0, other_means)
+    shares = jnp.where(is_product, jnp.sqrt(damping_by_factor * ratio), damping_by_factor)
+    return index.spread(1.0 - is_zero.astype(means.dtype)), index.spread(shares)
 
 
 def _are_finite(blocks: Sequence[AbstractBlock], damping: Float[Array, " blocks"]) -> Bool[Array, " blocks"]:
-    """Whether the blocks that have no matrices are finite: those of others are looked at where they are inverted."""
-    known = lambda block: jnp.array(True) if block.matrices() else jnp.all(jnp.isfinite(block.diagonal()))
-    return jnp.stack([known(block) for block in blocks]) & jnp.isfinite(damping)
+    """Whether blocks without matrices and all dampings are finite. `damped_inverses` checks matrices."""
+    flags = [jnp.array(True) if block.matrices() else jnp.all(jnp.isfinite(block.diagonal())) for block in blocks]
+    return jnp.stack(flags) & jnp.isfinite(damping)
 
 
 def factor_index(blocks: Sequence[AbstractBlock]) -> FactorIndex:
+    """The index of the factors and matrices of blocks, in their order."""
     owners: list[int] = []
     others: list[int] = []
     factors: list[np.ndarray] = []

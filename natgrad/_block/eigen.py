@@ -1,4 +1,4 @@
-"""Blocks given by eigenvectors of two factors and an eigenvalue for every pair of them."""
+"""Blocks with the eigenvectors of a Kronecker product and any eigenvalues, as in EKFAC."""
 
 import jax
 import jax.numpy as jnp
@@ -43,4 +43,4 @@ class EigenBlock(AbstractBlock):
         return EigenBlock(self.input_basis, self.output_basis, values)
 
     def with_unit_diagonal(self):
-        raise TypeError("A block in a basis of its own has no such form: rescale what the basis is made of.")
+        raise TypeError("An `EigenBlock` has no such form: rescale the factors before their eigenvectors are computed.")

@@ -1,7 +1,7 @@
-r"""One side of a Kronecker product: symmetric matrices, block-diagonal where the whole would be too large.
+r"""One factor of a Kronecker product: symmetric matrices, block-diagonal where a whole one would be too large.
 
-A factor is an array `gbkl`: for every group `g`, `b` blocks of size `k` along the diagonal. One block is a dense
-factor, blocks of size one are a diagonal factor."""
+A factor is an array `gbkl`: for every group `g`, `b` blocks of size `k` along the diagonal. A dense factor has one
+block; a diagonal factor has blocks of size one. The same array holds eigenvectors, in the columns of each block."""
 
 import math
 from collections.abc import Sequence
@@ -15,22 +15,21 @@ from natgrad import _tree
 from natgrad._block.base import Eigen
 
 Factor = Float[Array, "g _ _ _"]
-# Symmetric products with at least so many multiplications are put together from halves; smaller ones are not worth the
-# time it takes to compile that.
+# Symmetric products with at least so many multiplications are put together from halves. For smaller ones that would
+# cost more time to compile than it saves.
 LARGE = 2**28
 
 
 def second_moment(x: Float[Array, "g m d"], block: int) -> Factor:
-    r"""$\sum_m x_m x_m^\top$ in blocks of the given size."""
+    r"""$\sum_m x_m x_m^\top$ in blocks of size `block`."""
     groups, count, size = x.shape
     if block == 1:
         return jnp.sum(x**2, axis=1)[:, :, None, None]
-    parts = x.reshape(groups, count, size // block, block).swapaxes(1, 2)
-    return _gram(parts)
+    return _gram(x.reshape(groups, count, size // block, block).swapaxes(1, 2))
 
 
 def _gram(x: Float[Array, "g b m k"]) -> Factor:
-    """The products of the columns with each other. Large ones are symmetric, and a quarter is not computed twice."""
+    """The inner products of all columns. In large ones, the lower left quarter is the transpose of the upper right."""
     count, size = x.shape[-2:]
     if count * size**2 < LARGE:
         return jnp.einsum("gbmk,gbml->gbkl", x, x)
@@ -73,23 +72,23 @@ def as_matrix(factor: Factor) -> Float[Array, "g d d"]:
 
 def diagonal(factor: Factor) -> Float[Array, "g d"]:
     groups, num_blocks, size, _ = factor.shape
-    # Every so many entries is faster to compile than `jnp.diagonal`.
+    # A strided slice is faster to compile than `jnp.diagonal`.
     return factor.reshape(groups, num_blocks, size * size)[:, :, :: size + 1].reshape(groups, -1)
 
 
 def traces(stacks: Sequence[Array]) -> Float[Array, " m"]:
-    """The traces of all matrices, in one vector."""
+    """The traces of all matrices, in one vector: one segment sum compiles faster than a sum for each stack."""
     if not stacks:
         return jnp.zeros(0)
     entries, owners = [], []
     for stack in stacks:
         size = stack.shape[-1]
-        # Every so many entries is faster to compile than `jnp.diagonal`.
+        # A strided slice is faster to compile than `jnp.diagonal`.
         entries.append(stack.reshape(-1, size * size)[:, :: size + 1].reshape(-1))
         owners.append(np.repeat(np.arange(math.prod(stack.shape[:-2])) + (owners[-1][-1] + 1 if owners else 0), size))
-    (joined,) = _tree.promote(entries)
+    (diagonals,) = _tree.promote(entries)
     ids = np.concatenate(owners)
-    return jax.ops.segment_sum(jnp.concatenate(joined), ids, ids[-1] + 1, indices_are_sorted=True)
+    return jax.ops.segment_sum(jnp.concatenate(diagonals), ids, ids[-1] + 1, indices_are_sorted=True)
 
 
 def trace(factor: Factor) -> Float[Array, " g"]:

@@ -1,4 +1,7 @@
-r"""K-FAC: blocks $A \otimes G$, and how their factors are estimated from inputs and cotangents."""
+r"""K-FAC: blocks $A \otimes G$, where $A$ is the second moment of inputs and $G$ the second moment of cotangents.
+
+Array letters: `n` examples, `c` columns of cotangents of each, `g` groups, `t` positions, `d` inputs, `o` outputs.
+Positions of all uses of a weight stand one after the other along `t`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +22,9 @@ from natgrad._uses.parameter_uses import MatrixUse
 
 
 class KroneckerBlock(AbstractBlock):
-    r"""$A \otimes G$: it takes a matrix $V$ to $A V G$, so that the inverse costs those of the two factors."""
+    r"""The Kronecker product $A \otimes G$ of two symmetric factors, which maps a matrix $V$ to $A V G$.
+
+    Its inverse is $A^{-1} \otimes G^{-1}$."""
 
     A: Factor
     G: Factor
@@ -54,19 +59,19 @@ class KroneckerBlock(AbstractBlock):
         return KroneckerBlock(to_unit_diagonal(self.A), to_unit_diagonal(self.G))
 
 
-# Whether some cotangent of a position is not zero, by the number of a use's site.
+# For the number of each site, whether some cotangent of a position is not zero.
 Live = dict[int, Bool[Array, "n t"]]
 
 
 class SecondMoments(NamedTuple):
-    """Second moments of the uses along the weight, and of those along its transpose."""
+    """A second moment over the uses of a weight, and one over the uses of its transpose, if there are any."""
 
     upright: Factor
     swapped: Factor | None
 
 
 class CotangentMoments(NamedTuple):
-    """Those of cotangents; and for every use how many cotangents of each position are not zero."""
+    """Second moments of cotangents; and for the number of each site, how many cotangents of a position are not zero."""
 
     moments: SecondMoments
     num_live: dict[int, Float[Array, "n t"]]
@@ -74,11 +79,14 @@ class CotangentMoments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KroneckerEstimator(AbstractEstimator):
-    """The block of a weight, perhaps with its bias. `sides` are the sizes of the blocks within each factor, and
-    `is_corrected` says whether its eigenvalues are to be corrected.
+    """The block of a weight, perhaps with its bias.
 
-    Inputs at positions whose cotangents are all zero do not count: no output depends on what the weight does there, as
-    on padding that a mask leaves out."""
+    - `sides`: the sizes of the blocks within each factor.
+    - `sharing`: how positions that share the weight are treated, as in `BlockRules`.
+    - `is_corrected`: whether an `EigenvalueEstimator` is to replace the eigenvalues.
+
+    Inputs at positions whose cotangents are all zero do not count, since no output depends on them: padding, for
+    example."""
 
     view: WeightFactors
     sides: tuple[int, int]
@@ -97,7 +105,8 @@ class KroneckerEstimator(AbstractEstimator):
             upright, self._cotangents(recording, swapped, self.sides[0], budget) if swapped else None
         )
         members = (*self.view.upright, *swapped)
-        return CotangentMoments(moments, {m.use.site.number: self._num_live(recording, m) for m in members})
+        num_live = {member.use.site.number: self._num_live(recording, member) for member in members}
+        return CotangentMoments(moments, num_live)
 
     def of_inputs(self, recording, cotangents, budget):
         are_live = {number: count > 0 for number, count in cotangents.num_live.items()}
@@ -115,46 +124,49 @@ class KroneckerEstimator(AbstractEstimator):
 
     @property
     def is_reduced(self) -> bool:
-        """Whether positions are reduced. Look-ups always expand: their moment is then exactly diagonal."""
+        """Whether positions are reduced. Look-ups never are, so that their second moment is exactly diagonal."""
         return self.sharing == "reduce" and not self.view.weight.group.lookups
 
     def _inputs(
         self, recording: SiteRecords, members: Sequence[MatrixUse], are_live: Live, side: int, budget: MemoryBudget
     ) -> Factor:
+        """The second moment of the inputs of all members."""
         view = self.view
         lookups = [member for member in members if member in view.weight.group.lookups]
         products = [member for member in members if member not in lookups]
-        moments = [_counts(recording, view, member, are_live[member.use.site.number], side) for member in lookups]
+        moments = [_count_rows(recording, view, member, are_live[member.use.site.number], side) for member in lookups]
         if products:
-            moments.append(self._second_moment(recording, products, are_live, side, budget))
+            moments.append(self._sum_products(recording, products, are_live, side, budget))
         totals, sums = zip(*moments, strict=True)
         total = _tree.sum_leaves(totals)
         return _tree.sum_leaves(sums) / jnp.where(total > 0, total, 1.0)
 
-    def _second_moment(
+    def _sum_products(
         self, recording: SiteRecords, members: Sequence[MatrixUse], are_live: Live, side: int, budget: MemoryBudget
     ) -> tuple[Array, Factor]:
-        """How many positions (or examples) count, and the sum of products of inputs over them."""
+        r"""How many positions (or examples) count, and the sum $\sum a a^\top$ of their inputs."""
         examples = jnp.ones(recording.num_examples) if recording.weights is None else recording.weights
         operands = [operand_of(recording, member) for member in members]
         live = [are_live[member.use.site.number] for member in members]
 
-        def moment(part) -> tuple[Array, Factor]:
-            inputs = [self.view.inputs(recording, m, own) for m, own in zip(members, part[0], strict=True)]
-            a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(part[1], axis=1).astype(inputs[0].dtype)
-            w, e = w[:, None, :, None], part[2].astype(a.dtype)[:, None, None, None]
+        def moment(chunk) -> tuple[Array, Factor]:
+            operands, live, examples = chunk
+            inputs = [self.view.inputs(recording, *pair) for pair in zip(members, operands, strict=True)]
+            a, w = jnp.concatenate(inputs, axis=2), jnp.concatenate(live, axis=1).astype(inputs[0].dtype)
+            # The weights of positions, and of examples, with the axes of `ngtd`.
+            w, e = w[:, None, :, None], examples.astype(a.dtype)[:, None, None, None]
             a = w * a
             if self.is_reduced:
                 a = jnp.sum(a, axis=2, keepdims=True) / jnp.maximum(jnp.sum(w, axis=2, keepdims=True), 1.0)
                 w = jnp.max(w, axis=2, keepdims=True)
-            # Those of positions are zero or one, so they need no root.
+            # The weights of positions are zero or one, so they need no root.
             a = a if recording.weights is None else jnp.sqrt(e) * a
             return jnp.sum(w * e), _moment(a, side)
 
         return summed(moment, (operands, live, examples), self._chunk(recording, members, budget))
 
     def _num_live(self, recording: SiteRecords, member: MatrixUse) -> Float[Array, "n t"]:
-        """How many cotangents of every position are not zero. A part of a weight has the positions of the whole."""
+        """How many cotangents of every position are not zero, over all entries of the normal form."""
         h = jax.vmap(jax.vmap(member.form.cotangents))(result_of(recording, member))
         is_live = jnp.any(h != 0, axis=(2, -1)) if h.ndim == 5 else jnp.any(h != 0, axis=-1)
         count = jnp.sum(is_live, axis=1).astype(_tree.wide(h))
@@ -164,45 +176,46 @@ class KroneckerEstimator(AbstractEstimator):
     def _cotangents(
         self, recording: SiteRecords, members: Sequence[MatrixUse], side: int, budget: MemoryBudget
     ) -> Factor:
+        """The sum over examples, columns and positions of products of cotangents."""
         results = [result_of(recording, member) for member in members]
         masks = [self.masks.get(member.use.site.number) for member in members]
 
-        def moment(part) -> Factor:
-            each = [self.view.cotangents(recording, m, *own) for m, *own in zip(members, *part, strict=True)]
-            h = jnp.concatenate(each, axis=3)
+        def moment(chunk) -> Factor:
+            cotangents = [self.view.cotangents(recording, *use) for use in zip(members, *chunk, strict=True)]
+            h = jnp.concatenate(cotangents, axis=3)
             h = jnp.sum(h, axis=3, keepdims=True) if self.is_reduced else h
             return _moment(h.reshape(-1, *h.shape[2:]), side)
 
         return summed(moment, (results, masks), self._chunk(recording, members, budget))
 
     def _chunk(self, recording: SiteRecords, members: Sequence[MatrixUse], budget: MemoryBudget) -> int:
-        """Examples at a time, so that what is expanded for them (patches under a convolution) fits the budget."""
+        """How many examples to take at once, so that their inputs (patches of a convolution) fit the budget."""
         groups, inputs, outputs = self.place.block
-        each = groups * num_positions(recording, members) * (inputs + recording.num_cotangents * outputs)
-        return budget.chunk(recording.num_examples, 8 * each)
+        numbers_each = groups * num_positions(recording, members) * (inputs + recording.num_cotangents * outputs)
+        return budget.chunk(recording.num_examples, 8 * numbers_each)
 
 
 def nearest(terms: Sequence[tuple[Factor, Factor]]) -> KroneckerBlock:
-    r"""One product $U \otimes D$ for a sum of products $U_i \otimes D_i$, with its partial traces:
+    r"""One product $U \otimes D$ with the partial traces of a sum of products $U_i \otimes D_i$:
     $U \propto \sum_i \operatorname{tr}(D_i)\,U_i$ and $D \propto \sum_i \operatorname{tr}(U_i)\,D_i$."""
     traces = [(factor.trace(U), factor.trace(D)) for U, D in terms]
     total = _tree.sum_leaves([u * d for u, d in traces])
     root = jnp.sqrt(jnp.where(total > 0, total, 1.0))
-    spread = lambda x: x[:, None, None, None]
-    U = [spread(d / root) * U for (U, _), (_, d) in zip(terms, traces, strict=True)]
-    D = [spread(u / root) * D for (_, D), (u, _) in zip(terms, traces, strict=True)]
+    U = [(d / root)[:, None, None, None] * U for (U, _), (_, d) in zip(terms, traces, strict=True)]
+    D = [(u / root)[:, None, None, None] * D for (_, D), (u, _) in zip(terms, traces, strict=True)]
     return KroneckerBlock(_tree.sum_leaves(U), _tree.sum_leaves(D))
 
 
 def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:
+    """The sum over examples and positions of products of vectors with themselves."""
     groups, size = x.shape[1], x.shape[-1]
     return factor.second_moment(x.swapaxes(0, 1).reshape(groups, -1, size), side)
 
 
-def _counts(
+def _count_rows(
     recording: SiteRecords, view: WeightFactors, member: MatrixUse, is_live: Bool[Array, "n t"], side: int
 ) -> tuple[Array, Factor]:
-    """How many rows are read, and how often each: the second moment of rows of the identity."""
+    """How many rows of a table are read, and how often each is: the second moment of one-hot vectors."""
     rows = indices(member, operand_of(recording, member))
     weights = is_live.astype(_tree.wide(result_of(recording, member)))
     if recording.weights is not None:

@@ -1,4 +1,7 @@
-"""Masks over positions, set against the positions of every use of a weight."""
+"""Masks over positions: check the user's, and find the mask of every use of a weight.
+
+A mask is an array of zeros and ones `N positions ...`. It is given for all parameters, or by path; the path `z` stands
+for the outputs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,25 +21,26 @@ OUTPUTS = "z"
 
 
 def check_mask(batch: Batch) -> dict[str, Array]:
-    """Masks by the beginning of the paths they are for (`z` for the outputs), zeros and ones."""
+    """Masks by path, from the `mask` of a batch."""
     mask, count = batch.mask, batch.size
     if mask is None:
         return {}
-    given = dict(mask) if isinstance(mask, Mapping) else {"": mask}
-    for name, one in given.items():
-        whose = f"`mask[{name!r}]`" if name else "`mask`"
-        if not hasattr(one, "shape") or len(one.shape) < 2 or one.shape[0] != count:
+    masks = dict(mask) if isinstance(mask, Mapping) else {"": mask}
+    for path, array in masks.items():
+        argument = f"`mask[{path!r}]`" if path else "`mask`"
+        if not hasattr(array, "shape") or len(array.shape) < 2 or array.shape[0] != count:
+            kind = f"shape {array.shape}" if hasattr(array, "shape") else type(array).__name__
             raise ValueError(
-                f"{caller()} needs {whose} to be an array with the {count} examples in front and the positions of each "
-                f"after them, but got {'shape ' + str(one.shape) if hasattr(one, 'shape') else type(one).__name__}."
+                f"{caller()} needs {argument} to be an array with the {count} examples in front and the positions of "
+                f"each after them, but got {kind}."
             )
-        if is_concrete(one) and not np.all((np.asarray(one) == 0) | (np.asarray(one) == 1)):
-            raise ValueError(f"{caller()} needs {whose} to hold zeros and ones: a position counts or does not.")
-    return {name: jnp.asarray(one) for name, one in given.items()}
+        if is_concrete(array) and not np.all((np.asarray(array) == 0) | (np.asarray(array) == 1)):
+            raise ValueError(f"{caller()} needs {argument} to hold zeros and ones: a position counts or does not.")
+    return {path: jnp.asarray(array) for path, array in masks.items()}
 
 
 def check_masks(masks: Mapping[str, Array], names: Sequence[str], weights: Sequence[str]) -> None:
-    """Refuse masks that would do nothing."""
+    """Refuse masks for parameters that are no weights: they would have no effect."""
     keys = [key for key in masks if key not in ("", OUTPUTS)]
     check_paths(keys, names, "mask")
     for key in keys:
@@ -48,9 +52,9 @@ def check_masks(masks: Mapping[str, Array], names: Sequence[str], weights: Seque
 
 
 def mask_outputs(masks: Mapping[str, Array], columns: PyTree) -> PyTree:
-    """Cotangents of the outputs, an axis of columns in front, with zeros at the positions that do not count.
+    """Set the cotangents `C N ...` of the outputs to zero at masked positions.
 
-    Outputs that have no such positions stay as they are."""
+    Outputs whose shape does not begin with the shape of the mask stay as they are."""
     mask = masks.get(OUTPUTS, masks.get(""))
     if mask is None:
         return columns
@@ -62,40 +66,46 @@ def mask_outputs(masks: Mapping[str, Array], columns: PyTree) -> PyTree:
             f"{caller()}: an output has the shape {mask.shape} of the mask, but are its last entries positions or "
             "something else? Say `mask={'params': mask, 'z': mask}` if they are, and `mask={'params': mask}` if not."
         )
-    has = lambda leaf: leaf.shape[1 : 1 + mask.ndim] == mask.shape
-    spread = lambda leaf: mask.reshape(1, *mask.shape, *(1,) * (leaf.ndim - 1 - mask.ndim)).astype(leaf.dtype)
-    return jax.tree.map(lambda leaf: leaf * spread(leaf) if has(leaf) else leaf, columns)
+
+    def apply_mask(leaf: Array) -> Array:
+        if leaf.shape[1 : 1 + mask.ndim] != mask.shape:
+            return leaf
+        return leaf * mask.reshape(1, *mask.shape, *(1,) * (leaf.ndim - 1 - mask.ndim)).astype(leaf.dtype)
+
+    return jax.tree.map(apply_mask, columns)
 
 
 def masks_of(masks: Mapping[str, Array], weight: Weight, program: Program) -> Masks:
-    """The mask of every use of a weight."""
+    """The mask `n t` of every use of a weight, by the number of its site; uses without a mask are left out."""
     name = program.names[weight.leaf]
     mask = option_for({key: mask for key, mask in masks.items() if key != OUTPUTS}, name)
     if mask is None:
         return {}
     members = (*weight.group.lookups, *weight.group.members)
-    placed = {member.use.site.number: _placed(mask, member.positions(program.lengths), name) for member in members}
-    return {number: one for number, one in placed.items() if one is not None}
+    by_site = {member.use.site.number: _spread(mask, member.positions(program.lengths), name) for member in members}
+    return {number: site_mask for number, site_mask in by_site.items() if site_mask is not None}
 
 
-def _placed(mask: Array, positions: Sequence[int], name: str) -> Array | None:
-    """The mask for positions with the given axes: these, or some that stand together, must be those of the mask."""
+def _spread(mask: Array, positions: Sequence[int], name: str) -> Array | None:
+    """The mask `n t` over positions of the given sizes; `None` for a use at one position, which is never masked.
+
+    The sizes of the mask must be consecutive sizes of the positions; along the others it is repeated."""
     sizes = [size for size in positions if size != 1]
-    own = [size for size in mask.shape[1:] if size != 1]
-    if not own:
+    mask_sizes = [size for size in mask.shape[1:] if size != 1]
+    if not mask_sizes:
         return jnp.broadcast_to(mask.reshape(len(mask), 1), (len(mask), int(np.prod(sizes, dtype=int))))
     if not sizes:
         return None
     total = int(np.prod(sizes))
-    if sizes == [int(np.prod(own))]:
+    if sizes == [int(np.prod(mask_sizes))]:
         return mask.reshape(len(mask), total)
-    starts = [k for k in range(len(sizes) - len(own) + 1) if sizes[k : k + len(own)] == own]
+    last_start = len(sizes) - len(mask_sizes)
+    starts = [start for start in range(last_start + 1) if sizes[start : start + len(mask_sizes)] == mask_sizes]
     if len(starts) != 1:
         how = "in more than one way" if starts else "nowhere"
         raise ValueError(
-            f"{caller()}: a mask over positions {tuple(own)} fits the positions {tuple(sizes)} at which `{name}` is "
-            f"used {how}. Give it a mask of its own: `mask={{{name!r}: ...}}`."
+            f"{caller()}: a mask over positions {tuple(mask_sizes)} fits the positions {tuple(sizes)} at which "
+            f"`{name}` is used {how}. Give it a mask of its own: `mask={{{name!r}: ...}}`."
         )
-    before, after = starts[0], len(sizes) - starts[0] - len(own)
-    shaped = mask.reshape(len(mask), *(1,) * before, *own, *(1,) * after)
-    return jnp.broadcast_to(shaped, (len(mask), *sizes)).reshape(len(mask), total)
+    aligned = mask.reshape(len(mask), *(1,) * starts[0], *mask_sizes, *(1,) * (last_start - starts[0]))
+    return jnp.broadcast_to(aligned, (len(mask), *sizes)).reshape(len(mask), total)

@@ -1,4 +1,4 @@
-"""What blocks are made of, as the user asks for it."""
+"""The options of Kronecker-factored metrics that decide on the structure of their blocks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,20 +11,22 @@ STRUCTURES = ("kronecker", "eigenvalue-corrected", "dense", "diagonal")
 
 
 class BlockRules(eqx.Module):
-    """What the blocks of a Kronecker-factored metric are made of, for `kfac`, `ekfac`, `KFAC` and `EKFAC`.
+    """The structure of the blocks of a Kronecker-factored metric, for `kfac`, `ekfac`, `KFAC` and `EKFAC`.
 
     **Arguments:**
 
-    - `sharing`: what to do with the positions of one example that share a weight. `"expand"` takes each for an example
-      of its own, right where each has its own term in the loss. `"reduce"` averages inputs and sums cotangents over
-      them first, right where they are pooled.
-    - `bias`: `"joint"` gives a weight and its bias one block, `"separate"` one each.
-    - `structures`: `"kronecker"`, `"eigenvalue-corrected"` (see `ekfac`), `"dense"` or `"diagonal"` for the parameters
-      at or below a path.
-    - `max_factor`: the largest factor to store. Above it that side of the product is diagonal, or with
-      `oversized="blocked"` it is made of blocks that are no larger.
-    - `max_dense`: the largest dense block for a parameter that is no weight; larger ones are diagonal.
-    - `strict`: whether to refuse a model in which some parameter would get less than its structure, instead of warning.
+    - `sharing`: how to treat positions of one example that share a weight, such as tokens or pixels. `"expand"` treats
+      each position as an example; use it if each position has its own term in the loss (language models). `"reduce"`
+      first averages the inputs and sums the cotangents over positions; use it if the model pools positions
+      (classifiers of images).
+    - `bias`: `"joint"` puts a weight and its bias into one block, `"separate"` into two.
+    - `structures`: a mapping from paths of parameters to `"kronecker"`, `"eigenvalue-corrected"` (see `ekfac`),
+      `"dense"` or `"diagonal"`. A path covers all parameters below it.
+    - `max_factor`: the largest number of rows of a factor. A larger factor is diagonal with `oversized="diagonal"`, and
+      block-diagonal with blocks of at most this size with `oversized="blocked"`.
+    - `max_dense`: the largest number of entries of a parameter that is no weight, such as a scale, for which a dense
+      block is stored; larger parameters get a diagonal block.
+    - `strict`: whether to raise an error, instead of a warning, if a parameter falls back to a coarser structure.
 
     ```python
     import natgrad as ng
@@ -70,7 +72,7 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def _sorted_structures(structures: Any) -> tuple[tuple[str, str], ...]:
-    """Structures by path in a form that can be compared, if there are such structures."""
+    """Structures by path as a tuple, which can be hashed and compared."""
     if structures is None:
         return ()
     if not isinstance(structures, Mapping):
@@ -82,7 +84,7 @@ def _sorted_structures(structures: Any) -> tuple[tuple[str, str], ...]:
 
 
 def check_blocks(blocks: Any) -> BlockRules:
-    """The rules for blocks that were asked for, or those by default."""
+    """The rules that the user gave as `blocks`; the defaults for `None`."""
     if blocks is None:
         return BlockRules()
     if not isinstance(blocks, BlockRules):

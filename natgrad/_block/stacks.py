@@ -1,4 +1,7 @@
-"""Factorisations of many matrices, those of one size in one call."""
+"""Factorisations of many symmetric matrices. All matrices of one size and dtype go into one call.
+
+Stacks are arrays `... k k`. Joining them saves compile time, which grows with the number of LAPACK calls and of array
+operations in a program."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,50 +15,52 @@ from jaxtyping import Array, Bool, Float
 from natgrad import _linalg
 from natgrad._block.base import Eigen
 
-# How large a matrix has to be, next to a larger one, to be padded to its size. Below some size all are, as long as the
-# padded ones have few entries: 1,024 matrices of 2 rows padded to 128 rows take 350 ms, by themselves 1 ms.
+# Matrices with at least this fraction of the rows of larger ones are padded to their size.
 PADDING = 0.95
+# Matrices are also padded, whatever their size, to at most `SMALL` rows, if the padded ones have few entries in all:
+# 1,024 matrices of 2 rows take 350 ms if they are padded to 128 rows, and 1 ms if not.
 SMALL = 128
 MAX_PADDED_ENTRIES = 2**16
 
 
 def eigens(stacks: Sequence[Array]) -> list[Eigen]:
     """Eigenvalues and eigenvectors of stacks of semidefinite matrices."""
-    return batched(eigen, stacks)
+    return map_stacks(eigen, stacks)
 
 
-def batched(function: Callable[[Array], Any], stacks: Sequence[Array]) -> list[Any]:
-    """`function` of every stack of matrices, called once for all that have the same size and dtype."""
-    joined, parts = _joined(stacks)
+def map_stacks(function: Callable[[Array], Any], stacks: Sequence[Array]) -> list[Any]:
+    """`function` of every stack of matrices, called once for all stacks with the same size and dtype of matrices."""
+    joined, slots = _join(stacks)
     results = [function(matrices) for matrices in joined]
-    own = lambda stack, part: jax.tree.map(
-        lambda x: x[part.rows].reshape(*stack.shape[:-2], *x.shape[1:]), results[part.number]
-    )
-    return [own(stack, part) for stack, part in zip(stacks, parts, strict=True)]
+
+    def take(stack: Array, slot: _Slot) -> Any:
+        return jax.tree.map(lambda x: x[slot.rows].reshape(*stack.shape[:-2], *x.shape[1:]), results[slot.number])
+
+    return [take(stack, slot) for stack, slot in zip(stacks, slots, strict=True)]
 
 
-class _Part(NamedTuple):
-    """Where a stack is among the joined ones."""
+class _Slot(NamedTuple):
+    """Where the matrices of a stack are: rows of a joined stack, and its number."""
 
     number: int
     rows: slice
 
 
-def _joined(stacks: Sequence[Array]) -> tuple[list[Array], list[_Part]]:
-    """All stacks of one size and dtype as one."""
+def _join(stacks: Sequence[Array]) -> tuple[list[Array], list[_Slot]]:
+    """Join all stacks of matrices with one size and dtype into one stack `m k k`."""
     by_kind: dict[Any, list[Array]] = {}
-    parts = []
+    slots = []
     for stack in stacks:
         kind = stack.shape[-1], stack.dtype
         flat = stack.reshape(-1, *stack.shape[-2:])
         start = sum(map(len, by_kind.setdefault(kind, [])))
         by_kind[kind].append(flat)
-        parts.append(_Part(list(by_kind).index(kind), slice(start, start + len(flat))))
-    return [jnp.concatenate(own) if len(own) > 1 else own[0] for own in by_kind.values()], parts
+        slots.append(_Slot(list(by_kind).index(kind), slice(start, start + len(flat))))
+    return [jnp.concatenate(flats) if len(flats) > 1 else flats[0] for flats in by_kind.values()], slots
 
 
 def eigen(matrices: Float[Array, "m k k"]) -> Eigen:
-    """Eigenvalues and eigenvectors of semidefinite matrices. Eigenvalues that cannot be told from zero are zero."""
+    """Eigenvalues and eigenvectors of semidefinite matrices. Eigenvalues within rounding of zero are zero."""
     if matrices.shape[-1] == 1:
         return Eigen(jnp.maximum(matrices[:, 0], 0.0), jnp.ones_like(matrices))
     values, vectors = _linalg.eigh((matrices + matrices.mT) / 2)
@@ -63,47 +68,56 @@ def eigen(matrices: Float[Array, "m k k"]) -> Eigen:
 
 
 def without_rounding(values: Float[Array, "m ..."], size: int) -> Float[Array, "m ..."]:
-    """Eigenvalues, with zero in place of those that are rounding next to the largest of a matrix of the given size."""
+    """Set eigenvalues of matrices with `size` rows to zero if they are within rounding of it, next to the largest."""
     largest = jnp.max(values, axis=tuple(range(1, values.ndim)), keepdims=True)
     return jnp.where(values <= size * jnp.finfo(values.dtype).eps * largest, 0.0, values)
 
 
 def damped_inverses(
-    stacks: Sequence[Array], traces: Float[Array, " m"], scale: Float[Array, " m"], wanted: Float[Array, " m"]
+    stacks: Sequence[Array], traces: Float[Array, " m"], scale: Float[Array, " m"], damping: Float[Array, " m"]
 ) -> tuple[list[Array], Bool[Array, " m"], Bool[Array, " m"]]:
-    r"""Inverses $(s F + d I)^{-1}$ of semidefinite matrices by their Cholesky factors, for scales $s$ and damping $d$
-    in the order of the stacks; and for every matrix whether the damping was enough, and whether the inverse is
-    finite.
+    r"""Inverses $(s F + d I)^{-1}$ of semidefinite matrices, by Cholesky factorisation.
 
-    Damping that cannot be told from zero next to the matrix is raised until it can. Matrices of almost the same size
-    are padded to the largest of them and go together, and numbers that belong to matrices are handled as one vector:
-    every operation costs time to compile."""
+    Traces, scales $s$ and damping $d$ are numbers for all matrices, in the order of the stacks. Damping within rounding
+    of zero is raised above it. Also returns, for every matrix, whether that was not necessary, and whether the inverse
+    is finite.
+
+    Matrices of almost the same size are padded and go together, and numbers of matrices are handled as one vector,
+    because every operation takes time to compile."""
     sizes = [stack.shape[-1] for stack in stacks]
     counts = [math.prod(stack.shape[:-2]) for stack in stacks]
-    target = _common_sizes(sizes, counts)
-    joined, parts = _joined([_padded(stack, target[size]) for stack, size in zip(stacks, sizes, strict=True)])
-    # Where the numbers of a joined stack stand among those of all matrices.
+    padded_sizes = _padded_sizes(sizes, counts)
+    joined, slots = _join([_pad(stack, padded_sizes[size]) for stack, size in zip(stacks, sizes, strict=True)])
+    # For every matrix in the order of the joined stacks, its number in the order of `stacks`.
     starts = np.cumsum([0, *counts])
-    order = [
-        np.concatenate([np.arange(starts[k], starts[k + 1]) for k, part in enumerate(parts) if part.number == index])
-        for index in range(len(joined))
-    ]
+    order = np.concatenate(
+        [
+            np.arange(starts[k], starts[k + 1])
+            for number in range(len(joined))
+            for k, slot in enumerate(slots)
+            if slot.number == number
+        ]
+    )
     least = 4 * jnp.finfo(traces.dtype).eps * scale * traces
-    numbers = jnp.stack([scale, jnp.maximum(wanted, least)])[:, np.concatenate(order)]
-    ends = np.cumsum([len(own) for own in order])
-    found: list[Array] = []
+    numbers = jnp.stack([scale, jnp.maximum(damping, least)])[:, order]
+    ends = np.cumsum([len(matrices) for matrices in joined])
+    inverses: list[Array] = []
     for matrices, end in zip(joined, ends, strict=True):
-        own = numbers[:, end - len(matrices) : end, None, None].astype(matrices.dtype)
+        s, d = numbers[:, end - len(matrices) : end, None, None].astype(matrices.dtype)
         identity = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None]
-        found.append(_inverse(own[0] * matrices + own[1] * identity))
-    # Where a factorisation fails, all entries are NaN.
-    first = jnp.concatenate([inverses[:, 0, 0].astype(traces.dtype) for inverses in found])
-    is_finite = jnp.isfinite(first)[np.argsort(np.concatenate(order))]
-    crop = lambda stack, part: found[part.number][part.rows, : stack.shape[-1], : stack.shape[-1]].reshape(stack.shape)
-    return [crop(*pair) for pair in zip(stacks, parts, strict=True)], wanted >= least, is_finite
+        inverses.append(_inverse(s * matrices + d * identity))
+    # Where a factorisation fails, all entries are NaN, so one entry tells.
+    first_entries = jnp.concatenate([stack[:, 0, 0].astype(traces.dtype) for stack in inverses])
+    is_finite = jnp.isfinite(first_entries)[np.argsort(order)]
+
+    def crop(stack: Array, slot: _Slot) -> Array:
+        size = stack.shape[-1]
+        return inverses[slot.number][slot.rows, :size, :size].reshape(stack.shape)
+
+    return [crop(*pair) for pair in zip(stacks, slots, strict=True)], damping >= least, is_finite
 
 
-def _common_sizes(sizes: Sequence[int], counts: Sequence[int]) -> dict[int, int]:
+def _padded_sizes(sizes: Sequence[int], counts: Sequence[int]) -> dict[int, int]:
     """The size to which matrices of each size are padded."""
     num_matrices = dict.fromkeys(sorted(sizes, reverse=True), 0)
     for size, count in zip(sizes, counts, strict=True):
@@ -116,12 +130,14 @@ def _common_sizes(sizes: Sequence[int], counts: Sequence[int]) -> dict[int, int]
     return {size: next(k for k in num_matrices if k >= size and fits(size, k)) for size in num_matrices}
 
 
-def _padded(matrices: Float[Array, "... k k"], size: int) -> Float[Array, "... l l"]:
-    own = matrices.shape[-1]
-    return jnp.pad(matrices, [(0, 0)] * (matrices.ndim - 2) + [(0, size - own)] * 2) if own < size else matrices
+def _pad(matrices: Float[Array, "... k k"], size: int) -> Float[Array, "... l l"]:
+    """Matrices with zeros below and to the right, up to the given size."""
+    missing = size - matrices.shape[-1]
+    return jnp.pad(matrices, [(0, 0)] * (matrices.ndim - 2) + [(0, missing)] * 2) if missing else matrices
 
 
 def _inverse(matrices: Float[Array, "m k k"]) -> Float[Array, "m k k"]:
+    """The inverses of matrices, NaN for those that are not positive definite."""
     if matrices.shape[-1] == 1:
         return jnp.where(matrices > 0, 1 / matrices, jnp.nan)
     return _linalg.inverse(matrices)

@@ -1,4 +1,4 @@
-"""What became of every parameter, in a form that people and programs can read."""
+"""The structure that every parameter got, as a table for people and as data for programs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,14 @@ from natgrad._uses.parameter_uses import ParameterUses
 
 
 class BlockReport(NamedTuple):
-    """One parameter: the structure it got and the `reason` why that is not a better one, if it is not; how many
-    numbers its factors hold (for a bias that shares the block of a weight, they are counted there, and `shares` is the
-    weight); and whether its structure is a fallback, which `strict=True` refuses."""
+    """The structure of one parameter.
+
+    - `path`, `shape`, `uses`: the parameter, and how often the model uses it.
+    - `structure`, `factors`: the structure it got, and the shapes of the factors that are stored.
+    - `numbers`, `bytes`: the size of the factors. A bias in the block of a weight has none; they count for the weight.
+    - `shares`: the path of the weight whose block the parameter shares; empty if it shares none.
+    - `reason`: why it has no better structure; empty if it has the best.
+    - `is_fallback`: whether the structure is a fallback, for which `strict=True` raises an error."""
 
     path: str
     shape: tuple[int, ...]
@@ -31,25 +36,26 @@ class BlockReport(NamedTuple):
 
 @dataclass(frozen=True)
 class StructureReport(Mapping[str, BlockReport]):
-    """The structure of every parameter, by its path. Printed, a table."""
+    """The structure of every parameter, by its path; `print` shows a table."""
 
     rows: tuple[BlockReport, ...]
 
     @property
     def numbers(self) -> int:
-        """How many numbers are stored in all."""
+        """How many numbers the factors of all parameters hold."""
         return sum(row.numbers for row in self.rows)
 
     @property
     def fallbacks(self) -> tuple[BlockReport, ...]:
+        """The parameters that fell back to a coarser structure."""
         return tuple(row for row in self.rows if row.is_fallback)
 
     def describe_fallbacks(self) -> str:
-        """Which parameters got less than their structure, and why."""
+        """The parameters that fell back to a coarser structure, and why."""
         return "; ".join(f"`{row.path}` is {row.structure} ({row.reason})" for row in self.fallbacks)
 
     def warn_of_fallbacks(self) -> None:
-        """Warn at the line that called the library."""
+        """Warn about fallbacks, if there are any, at the line that called the library."""
         if self.fallbacks:
             _text.warn(f"{caller()}: {self.describe_fallbacks()}. `report()` has the details.")
 
@@ -63,15 +69,16 @@ class StructureReport(Mapping[str, BlockReport]):
         return len(self.rows)
 
     def __str__(self) -> str:
-        shapes = lambda row: ", ".join(" × ".join(map(str, shape)) for shape in row.factors)
-        note = lambda row: row.reason or (f"with {row.shares}" if row.shares else "")
-        cells = [
-            (row.path, str(row.shape), str(row.uses), row.structure, shapes(row), _text.size(row.bytes), note(row))
-            for row in self.rows
-        ]
         total = f"{self.numbers:,} numbers, {_text.size(sum(row.bytes for row in self.rows))}"
         header = ("parameter", "shape", "uses", "structure", "factors", "memory", "note")
-        return _text.table(header, cells) + f"\n{total}"
+        return _text.table(header, [_cells(row) for row in self.rows]) + f"\n{total}"
+
+
+def _cells(row: BlockReport) -> tuple[str, ...]:
+    """The cells of a parameter in the printed table."""
+    shapes = ", ".join(" × ".join(map(str, shape)) for shape in row.factors)
+    note = row.reason or (f"with {row.shares}" if row.shares else "")
+    return row.path, str(row.shape), str(row.uses), row.structure, shapes, _text.size(row.bytes), note
 
 
 def make_report(
@@ -80,27 +87,28 @@ def make_report(
     estimators: Sequence[AbstractEstimator],
     blocks: Sequence[AbstractBlock],
 ) -> StructureReport:
-    """`blocks` may be shapes."""
+    """The report on the blocks of all parameters. `blocks` may hold shapes in place of arrays."""
     rows = []
     for leaf, struct in enumerate(program.param_structs):
-        own = [(one, block) for one, block in zip(estimators, blocks, strict=True) if leaf in one.leaves]
-        main = [(one, block) for one, block in own if one.leaves[0] == leaf]
-        shares = [program.names[one.leaves[0]] for one, _ in own if one.leaves[0] != leaf]
-        factors = tuple(_compact(shape) for _, block in main for shape in block.factor_shapes)
-        numbers = sum(math.prod(shape) for _, block in main for shape in block.factor_shapes)
-        reasons = dict.fromkeys(one.reason for one, _ in own if one.reason)
+        pairs = [pair for pair in zip(estimators, blocks, strict=True) if leaf in pair[0].leaves]
+        covering = [estimator for estimator, _ in pairs]
+        # A block counts for the first of its parameters.
+        shapes = [shape for estimator, block in pairs if estimator.leaves[0] == leaf for shape in block.factor_shapes]
+        shares = [program.names[estimator.leaves[0]] for estimator in covering if estimator.leaves[0] != leaf]
+        reasons = [estimator.reason for estimator in covering if estimator.reason]
+        numbers = sum(map(math.prod, shapes))
         rows.append(
             BlockReport(
-                program.names[leaf],
-                tuple(struct.shape),
-                len(parameters[leaf].uses),
-                ", ".join(dict.fromkeys(one.structure for one, _ in own)),
-                factors,
-                numbers,
-                numbers * own[0][1].dtype.itemsize,
-                ", ".join(dict.fromkeys(shares)),
-                "; ".join(reasons),
-                any(one.is_fallback for one, _ in own),
+                path=program.names[leaf],
+                shape=tuple(struct.shape),
+                uses=len(parameters[leaf].uses),
+                structure=", ".join(dict.fromkeys(estimator.structure for estimator in covering)),
+                factors=tuple(map(_compact, shapes)),
+                numbers=numbers,
+                bytes=numbers * pairs[0][1].dtype.itemsize,
+                shares=", ".join(dict.fromkeys(shares)),
+                reason="; ".join(dict.fromkeys(reasons)),
+                is_fallback=any(estimator.is_fallback for estimator in covering),
             )
         )
     return StructureReport(tuple(rows))
@@ -108,5 +116,5 @@ def make_report(
 
 def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the axes of one group and of one block."""
-    kept = [size for size in shape[:-2] if size != 1]
-    return (*kept, *shape[-2:]) if kept or len(shape) > 1 else shape
+    leading = [size for size in shape[:-2] if size != 1]
+    return (*leading, *shape[-2:]) if leading or len(shape) > 1 else shape

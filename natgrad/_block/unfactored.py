@@ -1,4 +1,4 @@
-"""Blocks without Kronecker factors, and how they are estimated: dense, scale and shift, diagonal, zero."""
+"""Blocks without Kronecker factors and their estimators: dense, scale and shift, diagonal, zero."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,7 @@ from natgrad._uses.parameter_uses import ParameterUses
 
 
 class DenseBlock(AbstractBlock):
-    """One symmetric matrix for every group, on its `d` times `o` entries. Groups of two are the scale and the shift of
-    a unit."""
+    """One symmetric matrix for every group, on its `n = d o` entries. For a scale and a shift, each unit is a group."""
 
     matrix: Float[Array, "g n n"]
 
@@ -40,8 +39,8 @@ class DenseBlock(AbstractBlock):
 
     def function(self, eigen, f):
         ((values, vectors),) = eigen
-        one = jnp.ones((len(vectors), 1, 1, 1), vectors.dtype)
-        return EigenBlock(vectors[:, None], one, f(values)[:, :, None])
+        output_basis = jnp.ones((len(vectors), 1, 1, 1), vectors.dtype)
+        return EigenBlock(vectors[:, None], output_basis, f(values)[:, :, None])
 
     def inverted(self, inverses, damping):
         return DenseBlock(*inverses)
@@ -51,7 +50,7 @@ class DenseBlock(AbstractBlock):
 
 
 class DiagonalBlock(AbstractBlock):
-    """One number for every entry."""
+    """A diagonal matrix: one number for every entry."""
 
     values: Float[Array, "g d o"]
 
@@ -82,7 +81,7 @@ class DiagonalBlock(AbstractBlock):
 
 @dataclass(frozen=True, eq=False)
 class DenseEstimator(AbstractEstimator):
-    """The exact block of one parameter: second moments of the gradients of examples, which are formed."""
+    r"""The exact block of one parameter, $\frac1N\sum_n g_n g_n^\top$. Per-example gradients $g_n$ are formed."""
 
     parameter: ParameterUses
 
@@ -93,10 +92,9 @@ class DenseEstimator(AbstractEstimator):
     def of_cotangents(self, recording, budget):
         rows = rows_of(recording, self.parameter)
 
-        def moment(part) -> Float[Array, "P P"]:
-            formed = rows.expand(part)
-            flat = formed.reshape(-1, self.place.block[1])
-            return flat.T @ flat
+        def moment(chunk) -> Float[Array, "P P"]:
+            gradients = rows.expand(chunk).reshape(-1, self.place.block[1])
+            return gradients.T @ gradients
 
         return summed(moment, rows.data, rows.chunk(budget))
 
@@ -106,7 +104,7 @@ class DenseEstimator(AbstractEstimator):
 
 @dataclass(frozen=True, eq=False)
 class ScaleShiftEstimator(AbstractEstimator):
-    """The exact block of two, for the scale and the shift of every unit."""
+    """The exact second moments of (scale, shift) for every unit: 2 x 2 matrices. Per-example gradients are formed."""
 
     units: ScaleShift
     parameters: tuple[ParameterUses, ParameterUses]
@@ -119,14 +117,14 @@ class ScaleShiftEstimator(AbstractEstimator):
         scale, shift = (rows_of(recording, parameter) for parameter in self.parameters)
         entries = self.units.scale_entries, self.units.shift_entries
 
-        def moment(part) -> Float[Array, "units 2 2"]:
-            formed = scale.expand(part[0]), shift.expand(part[1])
-            pairs = [rows.reshape(*rows.shape[:2], -1)[..., own] for rows, own in zip(formed, entries, strict=True)]
-            both = jnp.stack(pairs, axis=-1)
-            return jnp.einsum("ncui,ncuj->uij", both, both)
+        def moment(chunk) -> Float[Array, "units 2 2"]:
+            gradients = scale.expand(chunk[0]), shift.expand(chunk[1])
+            by_unit = [g.reshape(*g.shape[:2], -1)[..., numbers] for g, numbers in zip(gradients, entries, strict=True)]
+            pairs = jnp.stack(by_unit, axis=-1)
+            return jnp.einsum("ncui,ncuj->uij", pairs, pairs)
 
-        chunk = min(scale.chunk(budget), shift.chunk(budget))
-        return summed(moment, (scale.data, shift.data), chunk)
+        chunk_size = min(scale.chunk(budget), shift.chunk(budget))
+        return summed(moment, (scale.data, shift.data), chunk_size)
 
     def block(self, inputs, cotangents):
         return DenseBlock(cotangents)
@@ -134,7 +132,7 @@ class ScaleShiftEstimator(AbstractEstimator):
 
 @dataclass(frozen=True, eq=False)
 class DiagonalEstimator(AbstractEstimator):
-    """The exact diagonal: sums of squares of the gradients of examples."""
+    r"""The exact diagonal, $\frac1N\sum_n g_n^2$."""
 
     parameter: ParameterUses
 
@@ -151,7 +149,7 @@ class DiagonalEstimator(AbstractEstimator):
 
 @dataclass(frozen=True, eq=False)
 class ZeroEstimator(AbstractEstimator):
-    """Entries that no output depends on."""
+    """A block of zeros, for entries on which no output depends."""
 
     dtype: Any
 

@@ -19,7 +19,7 @@ from natgrad._point.per_example import PerExample
 from natgrad._point.records import MemoryBudget, summed
 from natgrad._point.rematerialised import formed_in_backward
 from natgrad._program import compat
-from natgrad._program.trace import Program, tapped_with_derivative, trace_example
+from natgrad._program.trace import Program, linearise_with_taps, trace_example
 from natgrad._types import Key, Output
 from natgrad._uses.parameter_uses import ParameterUses, find_uses, uses_of
 
@@ -60,7 +60,7 @@ class OutputMap(eqx.Module):
     def traced(self, params: PyTree, program: Program) -> "Point":
         """The map at its parameters, given the program of one example."""
         leaves = [jnp.asarray(leaf) for leaf in program.leaves(params, self.batch.x)]
-        z, tangent, records = tapped_with_derivative(program, leaves, self.batch.x)
+        z, tangent, records = linearise_with_taps(program, leaves, self.batch.x)
         z = jax.tree.unflatten(jax.tree.structure(program.outputs), z)
         sites = Sites(
             program,

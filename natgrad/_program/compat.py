@@ -1,7 +1,8 @@
-"""What natgrad knows of jaxprs: names of primitives and of their parameters, which JAX does not promise to keep.
+"""Everything that may change with the JAX version: names of primitives and of their parameters.
 
-Only `slices` reads the parameters of equations besides. Primitives are recognised by name; one that is not known here
-is evaluated and differentiated as it stands."""
+Each reader takes an equation of a jaxpr and returns its parts, or `None` for an equation of another kind. Primitives
+are recognised by name; an unknown one is evaluated and differentiated as it stands. The only other file that reads the
+parameters of equations is `slices`."""
 
 import functools
 from collections.abc import Callable
@@ -12,28 +13,32 @@ import jax.core
 import numpy as np
 from jax.extend import core
 
-# An equation of a jaxpr, of which this file knows what the types do not say.
+# An equation of a jaxpr. `Any`, because JAX exports no type with its fields.
 Equation: TypeAlias = Any
-# Equations that move entries, copy them or add to them.
-SAME = {"convert_element_type", "reduce_precision", "copy", "copy_p", "device_put", "sharding_constraint", "name"}
-MOVED = {"reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "split"}
-PLACED = {"broadcast_in_dim", "dynamic_slice", "gather", "concatenate", "pad"}
-SHIFTED = {"add", "sub", "add_any"}
-COPYING = SAME | MOVED | PLACED | SHIFTED
+# Results with the entries of the operand in their places, perhaps in another dtype.
+IDENTITIES = {"convert_element_type", "reduce_precision", "copy", "copy_p", "device_put", "sharding_constraint", "name"}
+# Results with entries of the operand in other places, none of them repeated.
+REARRANGEMENTS = {"reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "split"}
+# Results in which entries of an operand may be repeated, or stand beside others.
+PLACEMENTS = {"broadcast_in_dim", "dynamic_slice", "gather", "concatenate", "pad"}
+SUMS = {"add", "add_any"}
+SUMS_AND_DIFFERENCES = SUMS | {"sub"}
+# Every entry of the result is an entry of an operand, or a sum of such entries.
+COPYING = IDENTITIES | REARRANGEMENTS | PLACEMENTS | SUMS_AND_DIFFERENCES
 CALLS = {"jit", "pjit", "closed_call", "core_call"}
 CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 REMATERIALISED = {"checkpoint", "remat", "remat2"}
 
 
 class ClosedJaxpr(NamedTuple):
-    """A jaxpr, and the constants it has captured."""
+    """A jaxpr and the constants that it has captured."""
 
     jaxpr: Any
     constants: tuple[Any, ...]
 
 
 class ScanParts(NamedTuple):
-    """A scan: its body takes and returns the carried values first, after the constants it is given."""
+    """A scan. Its body maps (constants, carried values, slices) to (carried values, stacked results)."""
 
     body: ClosedJaxpr
     num_constants: int
@@ -44,7 +49,7 @@ class ScanParts(NamedTuple):
 
 
 class WhileParts(NamedTuple):
-    """A loop whose condition and body take the carried values after the constants they are given."""
+    """A `while` loop. Its condition and its body each take constants, then the carried values."""
 
     condition: ClosedJaxpr
     body: ClosedJaxpr
@@ -53,18 +58,19 @@ class WhileParts(NamedTuple):
 
 
 class DotParts(NamedTuple):
-    """Which axes of each operand of a `dot_general` are contracted and which are mapped."""
+    """The axes of both operands of a `dot_general` that are contracted, and those that are mapped."""
 
     contracted: tuple[tuple[int, ...], tuple[int, ...]]
     mapped: tuple[tuple[int, ...], tuple[int, ...]]
 
     def free(self, operand: int, rank: int) -> tuple[int, ...]:
+        """The axes of an operand that are neither contracted nor mapped."""
         taken = self.contracted[operand] + self.mapped[operand]
         return tuple(axis for axis in range(rank) if axis not in taken)
 
 
 class ConvolutionParts(NamedTuple):
-    """A convolution. Each specification gives the axes of (batch or outputs, features, space...)."""
+    """A convolution. Axes are in the order (images, features, space...), for the kernel (outputs, inputs, space...)."""
 
     input_axes: tuple[int, ...]
     kernel_axes: tuple[int, ...]
@@ -78,8 +84,11 @@ class ConvolutionParts(NamedTuple):
 
 
 class LookupParts(NamedTuple):
-    """A table whose rows are read: the axes of the output that run along a row, where in an index the row stands
-    (`None`: the index is the row), and whether a row outside the table reads as nothing instead of the nearest one."""
+    """An equation that reads whole rows of a table.
+
+    - `row_axes`: the axes of the result that run along a row.
+    - `component`: which component of an index is the number of the row; `None` if the index is that number.
+    - `drops_outside`: whether an index outside the table reads no row, instead of the nearest row."""
 
     row_axes: tuple[int, ...]
     component: int | None
@@ -95,45 +104,48 @@ def is_literal(atom: Any) -> bool:
 
 
 def asks_what_is_perturbed(eqn: Equation) -> bool:
-    """Whether the derivative of an equation may depend on which of its operands are differentiated: rules with
-    symbolic zeros, and primitives that are not JAX's own."""
-    if bool(eqn.params.get("symbolic_zeros")) if name(eqn) in CUSTOM else name(eqn) not in _primitives():
+    """Whether the derivative of an equation may depend on which of its operands are differentiated.
+
+    It may for custom derivatives with symbolic zeros, and for primitives that are not JAX's own."""
+    if bool(eqn.params.get("symbolic_zeros")) if name(eqn) in CUSTOM else name(eqn) not in _jax_primitives():
         return True
-    return any(asks_what_is_perturbed(inner) for jaxpr in _inner(eqn) for inner in jaxpr.eqns)
+    return any(asks_what_is_perturbed(inner) for jaxpr in _inner_jaxprs(eqn) for inner in jaxpr.eqns)
 
 
 @functools.cache
-def _primitives() -> frozenset[str]:
-    """The primitives of JAX that know nothing of what is perturbed."""
+def _jax_primitives() -> frozenset[str]:
+    """The primitives of JAX, whose derivatives do not depend on what else is differentiated."""
     public = (value for module in (jax.lax, jax.lax.linalg) for value in vars(module).values())
     return frozenset({p.name for p in public if isinstance(p, core.Primitive)} | COPYING | CALLS | REMATERIALISED)
 
 
 def uses(jaxpr: Any, primitive: str) -> bool:
     """Whether a program, or a program inside it, uses a primitive (`custom_lin` stands for a `jax.custom_vjp`)."""
-    return any(name(eqn) == primitive or any(uses(inner, primitive) for inner in _inner(eqn)) for eqn in jaxpr.eqns)
+    return any(
+        name(eqn) == primitive or any(uses(inner, primitive) for inner in _inner_jaxprs(eqn)) for eqn in jaxpr.eqns
+    )
 
 
-def _inner(eqn: Equation) -> list[Any]:
-    """The programs that an equation runs."""
-    parts = (getattr(p, "jaxpr", p) for p in jax.tree.leaves(list(eqn.params.values())))
-    return [part for part in parts if hasattr(part, "eqns")]
+def _inner_jaxprs(eqn: Equation) -> list[Any]:
+    """The jaxprs among the parameters of an equation."""
+    candidates = (getattr(param, "jaxpr", param) for param in jax.tree.leaves(list(eqn.params.values())))
+    return [candidate for candidate in candidates if hasattr(candidate, "eqns")]
 
 
 def closed_jaxpr(jaxpr: Any) -> ClosedJaxpr:
-    """A jaxpr with its constants, whether they are kept beside it or in it (JAX 0.12)."""
+    """A jaxpr with its constants, which JAX keeps in a `ClosedJaxpr` around it, or since 0.12 in the jaxpr itself."""
     return ClosedJaxpr(getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ())))
 
 
 def call(eqn: Equation) -> ClosedJaxpr | None:
-    """The program of a plain call, which may be inlined; `None` for other equations."""
+    """The program of a plain call, which may be inlined."""
     if name(eqn) not in CALLS:
         return None
     return closed_jaxpr(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"])
 
 
-def called(eqn: Equation) -> ClosedJaxpr | None:
-    """The program of a call of any kind, also with derivatives of its own or rematerialised."""
+def any_call(eqn: Equation) -> ClosedJaxpr | None:
+    """The program of a plain call, of a function with custom derivatives, or of a `jax.checkpoint`."""
     if name(eqn) in CUSTOM:
         return closed_jaxpr(eqn.params["call_jaxpr"] if "call_jaxpr" in eqn.params else eqn.params["fun_jaxpr"])
     return closed_jaxpr(eqn.params["jaxpr"]) if name(eqn) in REMATERIALISED else call(eqn)
@@ -197,7 +209,7 @@ def convolution(eqn: Equation) -> ConvolutionParts | None:
 
 
 def lookup(eqn: Equation) -> LookupParts | None:
-    """The parts of an equation that reads whole rows of its first operand."""
+    """The parts of a `gather` or `dynamic_slice` that reads whole rows of its first operand."""
     table = eqn.invars[0].aval.shape if eqn.invars else ()
     if name(eqn) == "dynamic_slice" and len(table) > 0 and tuple(eqn.params["slice_sizes"]) == (1, *table[1:]):
         return LookupParts(tuple(range(1, len(table))), None, drops_outside=False)
@@ -205,7 +217,7 @@ def lookup(eqn: Equation) -> LookupParts | None:
         return None
     p, axes = eqn.params, eqn.params["dimension_numbers"]
     reads_rows = tuple(p["slice_sizes"]) == (1, *table[1:]) and 0 in axes.start_index_map
-    # An index into another axis than the first cannot shift a whole row: it is taken to the nearest that fits, zero.
+    # Further components of an index have no effect: a whole row fits its axes at index zero only, and JAX clips to it.
     collapsed = tuple(axes.collapsed_slice_dims)
     if not reads_rows or axes.operand_batching_dims or collapsed not in ((0,), ()):
         return None
@@ -224,6 +236,7 @@ def _broadcast_in_dim(x: np.ndarray, *, shape: tuple, broadcast_dimensions: tupl
     return np.broadcast_to(x.reshape(spread), shape)
 
 
+# Rearrangements that NumPy can do, with the parameters of the equation as arguments.
 BY_NUMPY: dict[str, Callable[..., np.ndarray]] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "reshape": lambda x, *, new_sizes, **_: x.reshape(new_sizes),
@@ -232,34 +245,36 @@ BY_NUMPY: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def moved(eqn: Equation, x: Any) -> Any:
-    """The result of an equation that moves the entries of its one operand. Those of NumPy arrays are moved by NumPy,
-    which compiles nothing."""
+def rearrange(eqn: Equation, x: Any) -> Any:
+    """The result of an equation that moves the entries of its only operand.
+
+    NumPy arrays go through NumPy, because JAX would compile a program for each shape."""
     if isinstance(x, np.ndarray) and name(eqn) in BY_NUMPY:
         return BY_NUMPY[name(eqn)](x, **eqn.params)
     return evaluate(eqn, [x])[0]
 
 
 def evaluate(eqn: Equation, operands: list[Any]) -> list[Any]:
-    """The results of an equation for given operands, one for each slot even where a variable is repeated.
+    """The results of an equation for the given operands.
 
-    The dtypes need not be those of the equation, so that integers can be sent where numbers would go."""
-    same = lambda index, atom: getattr(operands[index], "dtype", atom.aval.dtype) == atom.aval.dtype
-    is_kept = lambda index, atom: is_literal(atom) and same(index, atom)
-    slots = [index for index, atom in enumerate(eqn.invars) if not is_kept(index, atom)]
-    atoms = [eqn.invars[index] for index in slots]
+    Two operands may differ even where the equation repeats a variable. Dtypes may differ from those in the equation:
+    `EntryCopy.index_map` sends integers through equations for floating-point numbers."""
+    slots = [k for k, atom in enumerate(eqn.invars) if not _is_literal_like(atom, operands[k])]
+    atoms = [eqn.invars[k] for k in slots]
     if any(map(is_literal, atoms)) or len(set(atoms)) < len(atoms):
         atoms = [core.Var(atom.aval) for atom in atoms]
-        fresh = dict(zip(slots, atoms, strict=True))
-        eqn = eqn.replace(invars=[fresh.get(index, atom) for index, atom in enumerate(eqn.invars)])
-    return jax.core.eval_jaxpr(_program_of(eqn, atoms), [], *(operands[index] for index in slots))
+        variables = dict(zip(slots, atoms, strict=True))
+        eqn = eqn.replace(invars=[variables.get(k, atom) for k, atom in enumerate(eqn.invars)])
+    jaxpr: Any = core.Jaxpr([], atoms, list(eqn.outvars), [eqn], eqn.effects, _debug_info())
+    return jax.core.eval_jaxpr(jaxpr, [], *(operands[k] for k in slots))
 
 
-def _program_of(eqn: Equation, invars: list) -> Any:
-    return core.Jaxpr([], invars, list(eqn.outvars), [eqn], eqn.effects, _description())
+def _is_literal_like(atom: Any, operand: Any) -> bool:
+    """Whether an operand is a literal of the equation, in the dtype of what is to take its place."""
+    return is_literal(atom) and getattr(operand, "dtype", atom.aval.dtype) == atom.aval.dtype
 
 
 @functools.cache
-def _description() -> Any:
-    """What a jaxpr must say of its origin, here that of an empty one."""
+def _debug_info() -> Any:
+    """The debug information of an empty program: a jaxpr needs some, and JAX exports no constructor for it."""
     return jax.make_jaxpr(lambda: ())().jaxpr.debug_info

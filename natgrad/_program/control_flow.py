@@ -1,4 +1,8 @@
-"""The part of a scan that depends on parameters alone: counters, and parameters that change from step to step."""
+"""Scans, conditions and rematerialisation in the program of one example.
+
+Each has an instruction that runs it (`Scan`, `Cond`, `Remat`) and a function that plans it. A scan may also carry
+values that are made of parameters alone: counters, `W[i]` in a `fori_loop`, parameters that change from step to step.
+These stay free, and a `FreeScan` computes them once for all examples."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from natgrad._program import compat
-from natgrad._program.plan import Instruction, Plan
+from natgrad._program.plan import Instruction, Plan, Scope
 from natgrad._program.values import (
     Carried,
     Dependent,
@@ -28,8 +32,11 @@ from natgrad._program.values import (
 
 @dataclass(eq=False)
 class FreeScan:
-    """A scan without its data. `before` stand for the carried values before a step, and `after` are expressions of
-    them for the values after it; these become known once the body of the scan has been planned."""
+    """The part of a scan that is made of parameters alone.
+
+    - `starts`: the carried values before the first step.
+    - `before`: symbols for the carried values before a step.
+    - `after`: the carried values after that step, as expressions of `before`; known once the body has been planned."""
 
     parts: compat.ScanParts
     loop: int
@@ -39,22 +46,28 @@ class FreeScan:
 
     @property
     def operands(self) -> list[Free]:
-        """What it needs to know: where it starts, what it runs over, and what else its steps refer to."""
+        """The values that a run needs: the start, then the scanned arrays, then what all steps share."""
         return [*self.starts, *self._slices, *self._fixed]
 
     @property
     def loops(self) -> tuple[int, ...]:
-        """The scans around this one that its values change over."""
+        """The scans around this one over which its values change."""
         return tuple(sorted(union(operand.loops for operand in self.operands) - {self.loop}))
 
     def run(self, *operands: Any, inside: Collection[int] = ()) -> tuple[tuple, tuple]:
         """The carried values before every step, stacked, and after the last."""
-        outer = lambda loops: tuple(loop for loop in loops if loop != self.loop and loop not in inside)
+
+        def outer(loops: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(loop for loop in loops if loop != self.loop and loop not in inside)
+
         return over_loops(self._run, [outer(value.loops) for value in self.operands], outer(self.loops))(*operands)
 
     def _run(self, *operands: Any) -> tuple[tuple, tuple]:
-        first, second = len(self.starts), len(self.starts) + len(self._slices)
-        fixed = dict(zip(self._fixed, operands[second:], strict=True))
+        """Run at one step of the loops around."""
+        num_starts, num_slices = len(self.starts), len(self._slices)
+        starts = [strip_weak_type(value) for value in operands[:num_starts]]
+        scanned = list(operands[num_starts : num_starts + num_slices])
+        fixed = dict(zip(self._fixed, operands[num_starts + num_slices :], strict=True))
         inside = {self.loop, *self.loops}
 
         def body(carried, slices):
@@ -63,10 +76,7 @@ class FreeScan:
             new = evaluate(self.after, (), known, inside)
             return [jnp.asarray(v, old.dtype) for v, old in zip(new, carried, strict=True)], tuple(carried)
 
-        starts = [strip_weak_type(value) for value in operands[:first]]
-        final, before = jax.lax.scan(
-            body, starts, list(operands[first:second]), length=self.parts.length, reverse=self.parts.reverse
-        )
+        final, before = jax.lax.scan(body, starts, scanned, length=self.parts.length, reverse=self.parts.reverse)
         return before, tuple(final)
 
     @property
@@ -79,29 +89,30 @@ class FreeScan:
 
     @property
     def _references(self) -> list[Free]:
-        """Values from outside the body that its steps refer to."""
+        """The values from outside the body to which its steps refer."""
 
-        def of(value: Free) -> Iterator[Free]:
+        def references(value: Free) -> Iterator[Free]:
             if value in self.before:
                 return
             match value:
                 case Slice() if value.loop == self.loop:
                     yield value
                 case Slice() if self.loop in value.loops:
-                    yield from of(value.whole)
+                    yield from references(value.whole)
                 case Result() if self.loop in value.loops:
-                    yield from chain.from_iterable(map(of, value.operands))
+                    yield from chain.from_iterable(map(references, value.operands))
                 case Carried() if self.loop in value.loops:
-                    yield from chain.from_iterable(map(of, value.scan.operands))
+                    yield from chain.from_iterable(map(references, value.scan.operands))
                 case _:
                     yield value
 
-        return list(dict.fromkeys(found for value in self.after for found in of(value)))
+        return list(dict.fromkeys(chain.from_iterable(map(references, self.after))))
 
 
 @dataclass(frozen=True, eq=False)
 class Remat(Instruction):
-    """A part whose values are forgotten after the forward pass and computed again in the backward pass."""
+    """A `jax.checkpoint`: values of the plan are forgotten after the forward pass and computed again in the backward
+    pass."""
 
     plan: Plan
     options: dict
@@ -109,17 +120,20 @@ class Remat(Instruction):
     operands: tuple[Value, ...] = ()
 
     def run(self, env, inputs, visit):
-        part = jax.checkpoint(lambda inputs: self.plan.run(env, inputs, visit), **self.options)
-        return part(self.plan.own(inputs))
+        checkpointed = jax.checkpoint(lambda inputs: self.plan.run(env, inputs, visit), **self.options)
+        return checkpointed(self.plan.restrict(inputs))
 
-    def inner(self):
+    def inner_plans(self):
         return (self.plan,)
 
 
 @dataclass(frozen=True, eq=False)
 class Cond(Instruction):
-    """A choice between plans. What the plans not taken would have recorded is zero where only products need it, and
-    one elsewhere, where few derivatives are not finite: the cotangent is zero."""
+    """A choice between plans.
+
+    Every branch returns the records of all plans. For the plans not taken these are blank: zeros at sites that are
+    products, ones at other sites. Any finite derivative will do there, since the cotangent is zero, and at one few
+    functions have a derivative that is not finite."""
 
     plans: tuple[Plan, ...]
     operands: tuple[Value, ...]
@@ -128,30 +142,39 @@ class Cond(Instruction):
 
     def run(self, env, inputs, visit):
         def branch(number: int):
-            def taken():
+            def run_branch():
                 ends, records = self.plans[number].run(env, inputs, visit)
-                blank = [self._blank(plan, visit.wanted) for plan in self.plans]
-                blank[number] = records
-                return [jnp.asarray(end) for end in ends], list(chain.from_iterable(blank))
+                all_records = [self._blank(plan, visit.wanted) for plan in self.plans]
+                all_records[number] = records
+                return [jnp.asarray(end) for end in ends], list(chain.from_iterable(all_records))
 
-            return taken
+            return run_branch
 
         return jax.lax.switch(env[self.operands[0]], [branch(number) for number in range(len(self.plans))])
 
-    def inner(self):
+    def inner_plans(self):
         return self.plans
 
     def _blank(self, plan: Plan, wanted: frozenset[Dependent]) -> list:
-        inner = lambda value: (self.lengths[loop] for loop in value.loops[len(plan.loops) :])
-        is_product = lambda site: site.eqn is not None and (compat.dot(site.eqn) or compat.convolution(site.eqn))
-        others = {v for site in plan.sites() if not is_product(site) for v in site.recorded}
-        fill = lambda v: jnp.ones if v in others else jnp.zeros
-        return [fill(v)((*inner(v), *v.aval.shape), v.aval.dtype) for v in plan.recorded(wanted)]
+        """Records of a plan that does not run."""
+        needed_elsewhere = {value for site in plan.sites() if not _is_product(site.eqn) for value in site.recorded}
+        blank = []
+        for value in plan.recorded(wanted):
+            fill = jnp.ones if value in needed_elsewhere else jnp.zeros
+            lengths = (self.lengths[loop] for loop in value.loops[len(plan.loops) :])
+            blank.append(fill((*lengths, *value.aval.shape), value.aval.dtype))
+        return blank
+
+
+def _is_product(eqn: compat.Equation | None) -> bool:
+    return eqn is not None and (compat.dot(eqn) is not None or compat.convolution(eqn) is not None)
 
 
 @dataclass(frozen=True, eq=False)
 class Scan(Instruction):
-    """A loop. Inputs of its sites and free values that change over it are scanned with the data."""
+    """A scan over the data, the inputs of its sites, and the free values that change over it.
+
+    `operands` are the carried values, then the scanned arrays, without the free ones among both."""
 
     plan: Plan
     parts: compat.ScanParts
@@ -162,77 +185,83 @@ class Scan(Instruction):
 
     def run(self, env, inputs, visit):
         values = [env[value] for value in self.operands]
-        start, scanned = values[: self.num_carried], values[self.num_carried :]
+        starts, scanned = values[: self.num_carried], values[self.num_carried :]
         changing = [value for value in dict.fromkeys(self.plan.free()) if self.loop in value.loops]
 
-        def body(carried, at_step):
-            data, free, step_inputs = at_step
-            here = {**env, **dict(zip(changing, free, strict=True))}
-            here.update(zip(self.plan.starts, [*carried, *data], strict=True))
-            ends, records = self.plan.run(here, step_inputs, visit)
+        def body(carried, slices):
+            data, free, step_inputs = slices
+            step_env = {**env, **dict(zip(changing, free, strict=True))}
+            step_env.update(zip(self.plan.starts, [*carried, *data], strict=True))
+            ends, records = self.plan.run(step_env, step_inputs, visit)
             new = [strip_weak_type(end) for end in ends[: self.num_carried]]
             return new, (ends[self.num_carried :], records)
 
         (final, (stacked, records)) = jax.lax.scan(
             body,
-            [strip_weak_type(value) for value in start],
-            (scanned, [env[value] for value in changing], self.plan.own(inputs)),
+            [strip_weak_type(value) for value in starts],
+            (scanned, [env[value] for value in changing], self.plan.restrict(inputs)),
             length=self.parts.length,
             reverse=self.parts.reverse,
             unroll=self.parts.unroll,
         )
         return [*final, *stacked], records
 
-    def inner(self):
+    def inner_plans(self):
         return (self.plan,)
 
 
-def plan_remat(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any) -> list[Value]:
+def plan_remat(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Scope) -> list[Value]:
+    """Add a `jax.checkpoint` to a plan; returns its results."""
     closed, options = compat.rematerialised(eqn)  # pyright: ignore[reportGeneralTypeIssues]
     inside = scope._replace(is_rematerialised=True)
-    part = Plan(scope.loops)
-    ends = planner.walk(part, closed, operands, inside)
-    part.ends = tuple(planner.as_dependent(part, end, inside) for end in ends)
-    outputs = tuple(Dependent(end.aval, scope.loops, is_perturbed(end)) for end in part.ends)
-    plan.steps.append(Remat(part, options, outputs))
+    body_plan = Plan(scope.loops)
+    ends = planner.walk(body_plan, closed, operands, inside)
+    body_plan.ends = tuple(planner.as_dependent(body_plan, end, inside) for end in ends)
+    outputs = tuple(Dependent(end.aval, scope.loops, is_perturbed(end)) for end in body_plan.ends)
+    plan.instructions.append(Remat(body_plan, options, outputs))
     return list(outputs)
 
 
 def plan_cond(
-    planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any
+    planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Scope
 ) -> list[Value] | None:
-    """`None`, for a choice best left as it is, if a branch computes with parameters: free values are known to all, and
-    what only the branch not taken would have computed need not be finite."""
-    index, *rest = operands
-    parts = []
+    """Add a choice between branches to a plan; returns its results.
+
+    `None` if a branch computes with parameters, and the equation has to stay whole: free values are computed whichever
+    branch is taken, and in a branch not taken they need not be finite."""
+    index, *branch_operands = operands
+    branch_plans = []
     for closed in compat.branches(eqn) or ():
-        part = Plan(scope.loops)
-        ends = planner.walk(part, closed, rest, scope)
-        part.ends = tuple(planner.as_dependent(part, end, scope) for end in ends)
-        if not all(_is_guarded(value, rest) for value in part.free()):
+        branch_plan = Plan(scope.loops)
+        ends = planner.walk(branch_plan, closed, branch_operands, scope)
+        branch_plan.ends = tuple(planner.as_dependent(branch_plan, end, scope) for end in ends)
+        if not all(_only_copies(value, branch_operands) for value in branch_plan.free()):
             return None
-        parts.append(part)
-    carries = [any(map(is_perturbed, ends)) for ends in zip(*(part.ends for part in parts), strict=True)]
-    outputs = tuple(Dependent(var.aval, scope.loops, carry) for var, carry in zip(eqn.outvars, carries, strict=True))
-    plan.steps.append(Cond(tuple(parts), (index,), outputs, planner.lengths))
+        branch_plans.append(branch_plan)
+    ends_by_output = zip(*(branch_plan.ends for branch_plan in branch_plans), strict=True)
+    outputs = tuple(
+        Dependent(var.aval, scope.loops, any(map(is_perturbed, ends)))
+        for var, ends in zip(eqn.outvars, ends_by_output, strict=True)
+    )
+    plan.instructions.append(Cond(tuple(branch_plans), (index,), outputs, planner.lengths))
     return list(outputs)
 
 
-def _is_guarded(value: Free, outer: Sequence[Value]) -> bool:
-    """Whether a value of a branch is finite if those from outside are: it moves or adds, but computes nothing else."""
+def _only_copies(value: Free, outer: Sequence[Value]) -> bool:
+    """Whether a value of a branch is finite if the values from outside are: it copies their entries or adds them."""
     if value in outer or not value.leaves:
         return True
     if not isinstance(value, Result) or compat.name(value.eqn) not in compat.COPYING:
         return False
-    return all(_is_guarded(operand, outer) for operand in value.operands)
+    return all(_only_copies(operand, outer) for operand in value.operands)
 
 
-def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Any) -> list[Value]:
-    """Carried values that never meet the data stay free: parameters passed along, counters, `W[i]` in a `fori_loop`.
+def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence[Value], scope: Scope) -> list[Value]:
+    """Add a scan to a plan; returns its results, of which some may be free.
 
-    Which those are is found by trial. At first every carried value that starts free is taken to stay the same; a walk
-    through the body then shows which of them change, which come to depend on the example, and through which of those a
-    derivative goes, until nothing new is found."""
+    Carried values that never meet the data stay free. Which these are is found by trial: at first every carried value
+    that starts free is assumed to stay as it is. Planning the body then shows which of them change, which depend on
+    the example after all, and which carry a derivative. That is repeated until the assumptions hold."""
     parts = compat.scan(eqn)
     assert parts is not None
     loop = planner.new_loop(parts.length)
@@ -240,77 +269,90 @@ def plan_scan(planner: Any, plan: Plan, eqn: compat.Equation, operands: Sequence
     constants, carried, scanned = _split(operands, parts)
     _, carried_vars, scanned_vars = _split(parts.body.jaxpr.invars, parts)
     slices = [_slice(value, var.aval, inside.loops) for value, var in zip(scanned, scanned_vars, strict=True)]
-    fates = [_Fate() if isinstance(value, Free) else None for value in carried]
-    carries = [is_perturbed(value) for value in carried]
+    kinds = [_CarriedKind(isinstance(value, Free), is_perturbed(value)) for value in carried]
     while True:
-        free_scan, starts = _starts(parts, loop, carried, carried_vars, fates, carries, inside.loops)
-        part = Plan(inside.loops)
-        ends = planner.walk(part, parts.body, [*constants, *starts, *slices], inside)
-        free_scan.after = [end for end, fate in zip(ends, fates, strict=False) if fate is not None and fate.changes]
-        new = [_fate(fate, start, end) for fate, start, end in zip(fates, starts, ends, strict=False)]
-        through = [carry or is_perturbed(end) for carry, end in zip(carries, ends, strict=False)]
-        if (new, through) == (fates, carries):
+        free_scan = FreeScan(parts, loop, [value for value, kind in zip(carried, kinds, strict=True) if kind.changes])
+        starts = _values_inside(free_scan, carried, [var.aval for var in carried_vars], kinds, inside.loops)
+        body_plan = Plan(inside.loops)
+        ends = planner.walk(body_plan, parts.body, [*constants, *starts, *slices], inside)
+        new_carried, stacked = ends[: parts.num_carried], ends[parts.num_carried :]
+        free_scan.after = [end for end, kind in zip(new_carried, kinds, strict=True) if kind.changes]
+        found_kinds = [kind.after_step(*values) for kind, *values in zip(kinds, starts, new_carried, strict=True)]
+        if found_kinds == kinds:
             break
-        fates, carries = new, through
-    dependent = [k for k, fate in enumerate(fates) if fate is None]
-    begins = [starts[k] for k in dependent] + slices
-    part.starts = tuple(value for value in begins if isinstance(value, Dependent))
-    wanted = [ends[k] for k in dependent] + ends[parts.num_carried :]
-    part.ends = tuple(planner.as_dependent(part, end, inside) for end in wanted)
+        kinds = found_kinds
+    dependent = [k for k, kind in enumerate(kinds) if not kind.is_free]
+    body_plan.starts = tuple(v for v in [*(starts[k] for k in dependent), *slices] if isinstance(v, Dependent))
+    body_plan.ends = tuple(
+        planner.as_dependent(body_plan, end, inside) for end in [*(new_carried[k] for k in dependent), *stacked]
+    )
+    perturbed = [*(kind.is_perturbed for kind in kinds), *map(is_perturbed, stacked)]
+    results = [
+        _final(starts[k], var.aval, free_scan)
+        if k < len(kinds) and kinds[k].is_free
+        else Dependent(var.aval, scope.loops, perturbed[k] and is_floating(var.aval))
+        for k, var in enumerate(eqn.outvars)
+    ]
+    outputs = tuple(value for value in results if isinstance(value, Dependent))
     outer = [planner.as_dependent(plan, carried[k], scope) for k in dependent]
     data = [value for value in scanned if isinstance(value, Dependent)]
-    through = [*carries, *map(is_perturbed, ends[parts.num_carried :])]
-    results = [_result(var.aval, k, starts, free_scan, scope.loops, through[k]) for k, var in enumerate(eqn.outvars)]
-    outputs = tuple(value for value in results if isinstance(value, Dependent))
-    plan.steps.append(Scan(part, parts, loop, (*outer, *data), outputs, len(outer)))
+    plan.instructions.append(Scan(body_plan, parts, loop, (*outer, *data), outputs, len(outer)))
     return results
 
 
-class _Fate(NamedTuple):
-    """What becomes of a carried value that starts free: whether it changes, and what it then depends on."""
+class _CarriedKind(NamedTuple):
+    """What is assumed of a value that a scan carries.
 
+    `leaves` and `loops` are the parameters and scans on which a free value depends if it changes from step to step."""
+
+    is_free: bool
+    is_perturbed: bool
     changes: bool = False
     leaves: frozenset[int] = frozenset()
     loops: frozenset[int] = frozenset()
 
-
-def _fate(fate: _Fate | None, start: Any, end: Value) -> _Fate | None:
-    """What a walk through the body has shown of it; `None` for a value that depends on the example."""
-    if fate is None or isinstance(end, Dependent):
-        return None
-    if not fate.changes and end is start:
-        return fate
-    return _Fate(True, fate.leaves | end.leaves | start.leaves, fate.loops | {*end.loops, *start.loops})
-
-
-def _starts(parts, loop, carried, variables, fates, carries, loops) -> tuple[FreeScan, list[Value]]:
-    """What the carried values are inside the body."""
-    changing = [k for k, fate in enumerate(fates) if fate is not None and fate.changes]
-    scan = FreeScan(parts, loop, [carried[k] for k in changing])
-    # All of them have the axes of all loops around that any of them changes over.
-    around = tuple(sorted(union(fates[k].loops for k in changing) | {loop}))
-    for position, k in enumerate(changing):
-        fate, aval = fates[k], variables[k].aval
-        leaves = fate.leaves if is_floating(aval) else frozenset()
-        before = Carried(aval, leaves, around, scan, position, False)
-        scan.before = [*scan.before, before]
-    before = dict(zip(changing, scan.before, strict=True))
-    dependent = lambda k: Dependent(variables[k].aval, loops, carries[k] and is_floating(variables[k].aval))
-    unchanged = lambda k: carried[k] if fates[k] is not None else dependent(k)
-    return scan, [before.get(k) or unchanged(k) for k in range(len(carried))]
+    def after_step(self, start: Any, end: Value) -> "_CarriedKind":
+        """The kind, corrected by what planning one step has shown."""
+        perturbed = self.is_perturbed or is_perturbed(end)
+        if not self.is_free or isinstance(end, Dependent):
+            return _CarriedKind(False, perturbed)
+        if not self.changes and end is start:
+            return self._replace(is_perturbed=perturbed)
+        leaves, loops = self.leaves | end.leaves | start.leaves, self.loops | {*end.loops, *start.loops}
+        return _CarriedKind(True, perturbed, True, leaves, loops)
 
 
-def _result(aval: Any, k: int, starts: list[Value], scan: FreeScan, loops: tuple[int, ...], carries: bool) -> Value:
-    """What the scan returns in place `k`: the last of a carried value, or what the steps stacked up."""
-    start = starts[k] if k < len(starts) else None
-    if isinstance(start, Carried) and start.scan is scan:
-        outer = tuple(loop for loop in start.loops if loop != scan.loop)
-        return Carried(aval, start.leaves, outer, scan, start.position, True)
-    return start if isinstance(start, Free) else Dependent(aval, loops, carries and is_floating(aval))
+def _values_inside(
+    scan: FreeScan, carried: Sequence[Value], avals: Sequence, kinds: Sequence[_CarriedKind], loops: tuple[int, ...]
+) -> list[Value]:
+    """The carried values as the body of a scan sees them; sets `scan.before`."""
+    # All that change have the axes of all loops around over which any of them changes: they share one scan.
+    around = tuple(sorted(union(kind.loops for kind in kinds if kind.changes) | {scan.loop}))
+    before: list[Carried] = []
+    values: list[Value] = []
+    for value, aval, kind in zip(carried, avals, kinds, strict=True):
+        if not kind.is_free:
+            values.append(Dependent(aval, loops, kind.is_perturbed and is_floating(aval)))
+        elif kind.changes:
+            leaves = kind.leaves if is_floating(aval) else frozenset()
+            before.append(Carried(aval, leaves, around, scan, len(before), False))
+            values.append(before[-1])
+        else:
+            values.append(value)
+    scan.before = before
+    return values
+
+
+def _final(start: Value, aval: Any, scan: FreeScan) -> Value:
+    """A free carried value after the last step of the scan."""
+    if not isinstance(start, Carried) or start.scan is not scan:
+        return start
+    outer = tuple(loop for loop in start.loops if loop != scan.loop)
+    return Carried(aval, start.leaves, outer, scan, start.position, True)
 
 
 def _slice(value: Value, aval: Any, loops: tuple[int, ...]) -> Value:
-    """What one step sees of an array that is scanned over."""
+    """The slice of a scanned array that one step of the innermost of `loops` reads."""
     if isinstance(value, Free):
         return Slice(aval, value.leaves, tuple(sorted({*value.loops, loops[-1]})), value, loops[-1])
     return Dependent(aval, loops, value.is_perturbed)

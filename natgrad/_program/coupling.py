@@ -1,11 +1,12 @@
-"""Whether a model treats every example alike, read off its program without running it.
+"""Whether a model may couple examples, read off its program without running it.
 
-The program of a batch is compared with that of a batch of one, equation by equation. They differ in the size of one
-axis of some values, along which the examples stand. If every equation maps slices along that axis to slices, the output
-for each example is what the program of a batch of one computes for it. What is not known here counts as coupling, so
-that a model passes only if it cannot couple examples; one that does not pass may still be sound."""
+The program of a batch is compared with the program of a batch of one, equation by equation. Some values have an axis
+along which the examples stand, of size one in the second program. If every equation maps slices along that axis to
+slices, then the output for each example is what the program of a batch of one computes for it. An equation without a
+rule counts as coupling, so a model passes only if it cannot couple examples; a model that does not pass may still be
+sound."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,131 +15,157 @@ from natgrad._check import is_concrete
 from natgrad._program import compat
 from natgrad._program.slices import SAME, EquationPair, is_equal, keeps_slices
 
-# How a value relates to that for a batch of one: the axis along which its slices are the values for single examples;
-# `SAME` if it is the same value; or else the name of the primitive that may have coupled examples.
+# How a value of the batch relates to its counterpart in a batch of one: the axis along which its slices are the values
+# for single examples; `SAME` if the two are equal; else the name of the primitive that may have coupled examples.
 Relation: TypeAlias = int | str
 
 
 def find_coupling(batch: compat.ClosedJaxpr, single: compat.ClosedJaxpr, axes: Sequence[int | None]) -> str:
-    """The primitive by which the program of a batch may couple examples; an empty string if it does not.
+    """The primitive by which the program of a batch may couple examples; an empty string if it cannot.
 
-    `axes` are those of the examples in the inputs, `None` for inputs that examples share. In the outputs it must be the
-    first."""
-    relations = _program(batch, single, [SAME if axis is None else axis for axis in axes])
+    `axes` are the axes of the examples in the inputs, `None` for inputs that examples share. In the outputs examples
+    must stand along the first axis."""
+    relations = _compare_programs(batch, single, [SAME if axis is None else axis for axis in axes])
     if all(relation == 0 for relation in relations):
         return ""
     return next((relation for relation in relations if isinstance(relation, str)), "output")
 
 
-def _program(batch: compat.ClosedJaxpr, single: compat.ClosedJaxpr, inputs: Sequence[Relation]) -> list[Relation]:
-    """How the results of two programs relate, given how their inputs do."""
-    ours, theirs = batch.jaxpr, single.jaxpr
+def _compare_programs(
+    batch: compat.ClosedJaxpr, single: compat.ClosedJaxpr, inputs: Sequence[Relation]
+) -> list[Relation]:
+    """The relations between the results of two programs, from the relations between their inputs."""
+    batch_jaxpr, single_jaxpr = batch.jaxpr, single.jaxpr
     counts = [(len(p.jaxpr.eqns), len(p.constants), len(p.jaxpr.outvars)) for p in (batch, single)]
     if counts[0] != counts[1]:
-        return ["model"] * len(ours.outvars)
-    # For every variable, the one in its place in the other program: two programs may do the same and use it otherwise.
-    known: dict[Any, tuple[Any, Relation]] = {}
-    known.update(zip(ours.invars, zip(theirs.invars, inputs, strict=True), strict=True))
-    for a, b, *values in zip(ours.constvars, theirs.constvars, batch.constants, single.constants, strict=True):
-        known[a] = b, SAME if _is_same(*values) else "constant"
+        return ["model"] * len(batch_jaxpr.outvars)
+    # The counterpart of every variable is kept too: the programs may have the same equations, but use other variables.
+    counterparts: dict[Any, tuple[Any, Relation]] = {}
+    counterparts.update(zip(batch_jaxpr.invars, zip(single_jaxpr.invars, inputs, strict=True), strict=True))
+    constants = zip(batch_jaxpr.constvars, single_jaxpr.constvars, batch.constants, single.constants, strict=True)
+    for a, b, *values in constants:
+        counterparts[a] = b, SAME if _is_same(*values) else "constant"
 
     def relation(a: Any, b: Any) -> Relation:
         if compat.is_literal(a) or compat.is_literal(b):
             is_same = compat.is_literal(a) and compat.is_literal(b) and _is_same(a.val, b.val)
             return SAME if is_same else "constant"
-        counterpart, related = known[a]
-        return related if counterpart is b else "model"
+        counterpart, known_relation = counterparts[a]
+        return known_relation if counterpart is b else "model"
 
-    for a, b in zip(ours.eqns, theirs.eqns, strict=True):
+    for a, b in zip(batch_jaxpr.eqns, single_jaxpr.eqns, strict=True):
         if compat.name(a) != compat.name(b) or len(a.invars) != len(b.invars) or len(a.outvars) != len(b.outvars):
-            return ["model"] * len(ours.outvars)
-        found = _equation(a, b, list(map(relation, a.invars, b.invars)))
-        known.update(zip(a.outvars, zip(b.outvars, found, strict=True), strict=True))
-    return list(map(relation, ours.outvars, theirs.outvars))
+            return ["model"] * len(batch_jaxpr.outvars)
+        results = _compare_equations(a, b, list(map(relation, a.invars, b.invars)))
+        counterparts.update(zip(a.outvars, zip(b.outvars, results, strict=True), strict=True))
+    return list(map(relation, batch_jaxpr.outvars, single_jaxpr.outvars))
 
 
-def _equation(a: compat.Equation, b: compat.Equation, operands: list[Relation]) -> list[Relation]:
-    coupled = next((operand for operand in operands if isinstance(operand, str)), None)
-    if coupled is not None:
-        return [coupled] * len(a.outvars)
-    inner = _inner(a, b, operands)
+def _compare_equations(a: compat.Equation, b: compat.Equation, operands: list[Relation]) -> list[Relation]:
+    """The relations between the results of two equations with the same primitive."""
+    coupling = next((operand for operand in operands if isinstance(operand, str)), None)
+    if coupling is not None:
+        return [coupling] * len(a.outvars)
+    inner = _compare_inner_programs(a, b, operands)
     if inner is not None:
         return inner
-    axes: list[int] = [operand for operand in operands if isinstance(operand, int)]
-    results = [_axis(x.aval, y.aval) for x, y in zip(a.outvars, b.outvars, strict=True)]
-    if set(axes) <= {SAME} and set(results) <= {SAME}:
-        is_same = EquationPair(a, b, axes, axes).agrees()
-        return [SAME if is_same else compat.name(a)] * len(results)
-    known = [axis for axis in results if axis is not None and axis != SAME]
-    keeps = len(known) == len(results) and keeps_slices(EquationPair(a, b, axes, known))
-    return list(known) if keeps else [compat.name(a)] * len(results)
+    operand_axes: list[int] = [operand for operand in operands if isinstance(operand, int)]
+    result_axes = [_example_axis(x.aval, y.aval) for x, y in zip(a.outvars, b.outvars, strict=True)]
+    if set(operand_axes) <= {SAME} and set(result_axes) <= {SAME}:
+        is_same = EquationPair(a, b, operand_axes, operand_axes).agrees()
+        return [SAME if is_same else compat.name(a)] * len(result_axes)
+    known_axes = [axis for axis in result_axes if axis is not None and axis != SAME]
+    keeps = len(known_axes) == len(result_axes) and keeps_slices(EquationPair(a, b, operand_axes, known_axes))
+    return list(known_axes) if keeps else [compat.name(a)] * len(result_axes)
 
 
-def _inner(a: compat.Equation, b: compat.Equation, operands: list[Relation]) -> list[Relation] | None:
-    """For equations that hold programs; `None` for others."""
-    ours, theirs = compat.called(a), compat.called(b)
-    if ours is not None and theirs is not None:
-        return _program(ours, theirs, operands)
-    ours, theirs = compat.scan(a), compat.scan(b)
-    if ours is not None and theirs is not None:
-        return _scan(ours, theirs, operands)
-    ours, theirs = compat.while_loop(a), compat.while_loop(b)
-    if ours is not None and theirs is not None:
-        return _while(ours, theirs, operands)
-    ours, theirs = compat.branches(a), compat.branches(b)
-    if ours is not None and theirs is not None:
-        return _branches(ours, theirs, operands)
+def _compare_inner_programs(a: compat.Equation, b: compat.Equation, operands: list[Relation]) -> list[Relation] | None:
+    """The relations between the results of calls, loops and conditions; `None` for other equations."""
+    readers_and_rules = (
+        (compat.any_call, _compare_programs),
+        (compat.scan, _compare_scans),
+        (compat.while_loop, _compare_while_loops),
+        (compat.branches, _compare_branches),
+    )
+    for read, compare in readers_and_rules:
+        batch_parts, single_parts = read(a), read(b)
+        if batch_parts is not None and single_parts is not None:
+            return compare(batch_parts, single_parts, operands)  # pyright: ignore[reportArgumentType]
     return None
 
 
-def _branches(
-    ours: list[compat.ClosedJaxpr], theirs: list[compat.ClosedJaxpr], operands: list[Relation]
+def _compare_branches(
+    batch: list[compat.ClosedJaxpr], single: list[compat.ClosedJaxpr], operands: list[Relation]
 ) -> list[Relation]:
     """Coupled, unless all examples take the same branch."""
-    if operands[0] != SAME or len(ours) != len(theirs):
-        return ["cond"] * len(ours[0].jaxpr.outvars)
-    found = [_program(*pair, operands[1:]) for pair in zip(ours, theirs, strict=True)]
-    return [each[0] if len(set(each)) == 1 else "cond" for each in zip(*found, strict=True)]
+    if operands[0] != SAME or len(batch) != len(single):
+        return ["cond"] * len(batch[0].jaxpr.outvars)
+    by_branch = [_compare_programs(*pair, operands[1:]) for pair in zip(batch, single, strict=True)]
+    return [relations[0] if len(set(relations)) == 1 else "cond" for relations in zip(*by_branch, strict=True)]
 
 
-def _scan(a: compat.ScanParts, b: compat.ScanParts, operands: list[Relation]) -> list[Relation]:
-    first, second = a.num_constants, a.num_constants + a.num_carried
+def _compare_scans(batch: compat.ScanParts, single: compat.ScanParts, operands: list[Relation]) -> list[Relation]:
+    """A scan over the examples must be a map; any other scan must not run along their axis."""
+    first, second = batch.num_constants, batch.num_constants + batch.num_carried
     constants, carried, scanned = operands[:first], operands[first:second], operands[second:]
-    if not carried and set(scanned) == {0} and is_equal(a._replace(body=None, length=1), b._replace(body=None)):
+    is_map = not carried and set(scanned) == {0}
+    if is_map and is_equal(batch._replace(body=None, length=1), single._replace(body=None)):
         # A map over the examples: inside, everything belongs to one of them.
-        results = _program(a.body, b.body, [*constants, *[SAME] * len(scanned)])
+        results = _compare_programs(batch.body, single.body, [*constants, *[SAME] * len(scanned)])
         return [0 if relation == SAME else "scan" for relation in results]
-    if not is_equal(a[1:], b[1:]) or 0 in scanned:
-        return ["scan"] * len(a.body.jaxpr.outvars)
-    slices: list[Relation] = [axis - 1 if isinstance(axis, int) and axis != SAME else axis for axis in scanned]
-    carried, found = _carried(carried, lambda carried: _program(a.body, b.body, [*constants, *carried, *slices]))
-    stacked = [axis + 1 if isinstance(axis, int) and axis != SAME else axis for axis in found[a.num_carried :]]
-    return [*carried, *stacked]
+    if not is_equal(batch[1:], single[1:]) or 0 in scanned:
+        return ["scan"] * len(batch.body.jaxpr.outvars)
+    slices = [_shift_axis(relation, -1) for relation in scanned]
+
+    def step(carried: list[Relation]) -> list[Relation]:
+        return _compare_programs(batch.body, single.body, [*constants, *carried, *slices])
+
+    carried, results = _invariant(carried, step)
+    return [*carried, *(_shift_axis(relation, 1) for relation in results[batch.num_carried :])]
 
 
-def _while(a: compat.WhileParts, b: compat.WhileParts, operands: list[Relation]) -> list[Relation]:
-    first, second = a.num_condition_constants, a.num_condition_constants + a.num_body_constants
-    if a[2:] != b[2:]:
+def _shift_axis(relation: Relation, by: int) -> Relation:
+    """The relation where an axis in front is added or taken away."""
+    return relation + by if isinstance(relation, int) and relation != SAME else relation
+
+
+def _compare_while_loops(
+    batch: compat.WhileParts, single: compat.WhileParts, operands: list[Relation]
+) -> list[Relation]:
+    """Coupled, unless all examples take the same number of steps."""
+    first, second = batch.num_condition_constants, batch.num_condition_constants + batch.num_body_constants
+    if batch[2:] != single[2:]:
         return ["while"] * (len(operands) - second)
     constants = operands[first:second]
-    carried, _ = _carried(operands[second:], lambda carried: _program(a.body, b.body, [*constants, *carried]))
-    decided = _program(a.condition, b.condition, [*operands[:first], *carried])
-    return carried if decided == [SAME] else ["while"] * len(carried)
+
+    def step(carried: list[Relation]) -> list[Relation]:
+        return _compare_programs(batch.body, single.body, [*constants, *carried])
+
+    carried, _ = _invariant(operands[second:], step)
+    condition = _compare_programs(batch.condition, single.condition, [*operands[:first], *carried])
+    return carried if condition == [SAME] else ["while"] * len(carried)
 
 
-def _carried(before: list[Relation], step: Any) -> tuple[list[Relation], list[Relation]]:
-    """What a loop carries stands in the same relation before and after every step, or in none; and the relations of all
-    results of a step."""
+def _invariant(
+    carried: list[Relation], step: Callable[[list[Relation]], list[Relation]]
+) -> tuple[list[Relation], list[Relation]]:
+    """The relations of carried values that hold before and after every step of a loop, `"scan"` where none does; and
+    the relations of all results of such a step."""
     while True:
-        results = step(before)
-        new = [old if old == end else end if isinstance(end, str) else "scan" for old, end in zip(before, results)]  # noqa: B905
-        if new == before:
-            return before, results
-        before = new
+        results = step(carried)
+        after = results[: len(carried)]
+        new = [
+            old if old == end else end if isinstance(end, str) else "scan"
+            for old, end in zip(carried, after, strict=True)
+        ]
+        if new == carried:
+            return carried, results
+        carried = new
 
 
-def _axis(a: Any, b: Any) -> int | None:
-    """The one axis in which two shapes differ, of size one for a batch of one; `SAME` if they do not."""
+def _example_axis(a: Any, b: Any) -> int | None:
+    """The axis of the examples: where the shapes for a batch and for a batch of one differ. `SAME` if they are equal,
+    `None` if they differ otherwise."""
     if len(a.shape) != len(b.shape) or a.dtype != b.dtype:
         return None
     different = [axis for axis, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n]

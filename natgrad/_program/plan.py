@@ -1,7 +1,7 @@
-"""The program of one example as steps that can be run with a probe at every site.
+"""The program of one example as a list of instructions, run with a probe at every site.
 
-A plan computes the dependent values, given the free ones. What happens at a site is left to the caller: to compute its
-results and add a tap to them, or to do more."""
+A plan computes the dependent values from the free ones. The caller decides what happens at a site, by a probe: usually
+compute the results and add a tap to them (`trace.add_taps`)."""
 
 import functools
 from abc import abstractmethod
@@ -19,10 +19,13 @@ Environment = dict[Value, Any]
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """An equation in which a free value that carries a gradient meets the data (`eqn` is `None` where a free value is
-    simply used as one that depends on the example).
+    """An equation in which a free value that carries a gradient meets the data.
 
-    `results` are the positions of its floating-point results, whose cotangents are asked for."""
+    - `number`: counts the sites of a program.
+    - `eqn`: the equation; `None` where a free value is itself used as a dependent one, as an output for example.
+    - `results`, `avals`: positions and types of its floating-point results, which get taps.
+    - `loops`: the scans around it, the outermost first.
+    - `is_rematerialised`: whether it stands inside a `jax.checkpoint`."""
 
     number: int
     eqn: compat.Equation | None
@@ -52,30 +55,38 @@ class Site:
     def recorded(self) -> tuple[Dependent, ...]:
         """The dependent operands that the derivative of the equation needs. A sum needs none."""
         dependent = tuple(value for value in self.operands if isinstance(value, Dependent))
-        return () if self.primitive in ("add", "sub", "add_any") else dependent
+        return () if self.primitive in compat.SUMS_AND_DIFFERENCES else dependent
 
 
-# What is passed in for each site, by its number.
+# Arrays passed in at each site, by its number: taps, for example.
 Inputs = dict[int, Any]
 
 
+class Scope(NamedTuple):
+    """The scans around an equation, and whether it is computed again in the backward pass (`jax.checkpoint`)."""
+
+    loops: tuple[int, ...] = ()
+    is_rematerialised: bool = False
+
+
 class Visit(NamedTuple):
-    """What to do at each site, given its operands and what was passed in for it, and which values to record."""
+    """What a run does at each site, `probe(site, operands, inputs) -> results`, and which values it records."""
 
     probe: Callable[[Site, list[Any], Any], list[Any]]
     wanted: frozenset[Dependent]
 
 
 class Instruction:
-    """One step of a plan: operands to outputs, with records of what was asked for."""
+    """One thing that a plan does: compute the outputs from the operands."""
 
     operands: tuple[Value, ...]
     outputs: tuple[Dependent, ...]
 
     @abstractmethod
-    def run(self, env: Environment, inputs: Inputs, visit: Visit) -> tuple[list[Any], list[Any]]: ...
+    def run(self, env: Environment, inputs: Inputs, visit: Visit) -> tuple[list[Any], list[Any]]:
+        """The values of the outputs, and the records of inner plans."""
 
-    def inner(self) -> tuple["Plan", ...]:
+    def inner_plans(self) -> tuple["Plan", ...]:
         return ()
 
     def asks_what_is_perturbed(self) -> bool:
@@ -99,7 +110,7 @@ class PlainEquation(Instruction):
 
 @dataclass(frozen=True, eq=False)
 class SiteEquation(Instruction):
-    """A site."""
+    """A site, where the probe of the run takes the place of the equation."""
 
     site: Site
     outputs: tuple[Dependent, ...]
@@ -117,7 +128,7 @@ class SiteEquation(Instruction):
 
 @dataclass(frozen=True, eq=False)
 class FreeCopy(Instruction):
-    """A free value without a gradient, used as one that depends on the example."""
+    """A free value without a gradient that is used as a dependent one."""
 
     operands: tuple[Value, ...]
     outputs: tuple[Dependent, ...]
@@ -128,56 +139,63 @@ class FreeCopy(Instruction):
 
 @dataclass(eq=False)
 class Plan:
-    """Steps, the dependent values they start from, and those they are run for."""
+    """Instructions in order.
+
+    - `loops`: the scans around the plan.
+    - `starts`: the dependent values that it is given.
+    - `ends`: the values that it returns."""
 
     loops: tuple[int, ...]
     starts: tuple[Dependent, ...] = ()
-    steps: list[Instruction] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
     ends: tuple[Value, ...] = ()
 
     def run(self, env: Environment, inputs: Inputs, visit: Visit) -> tuple[list[Any], list[Any]]:
         """The values of `ends` and the records, for an environment with the free values and `starts`."""
         env, records = dict(env), []
-        for step in self.steps:
-            outputs, inner = step.run(env, inputs, visit)
-            env.update(zip(step.outputs, outputs, strict=True))
-            records += inner
+        for instruction in self.instructions:
+            outputs, inner_records = instruction.run(env, inputs, visit)
+            env.update(zip(instruction.outputs, outputs, strict=True))
+            records += inner_records
         records += [env[value] for value in self._defined() if value in visit.wanted]
         return [env[value] for value in self.ends], records
 
     def sites(self) -> Iterator[Site]:
-        for step in self.steps:
-            if isinstance(step, SiteEquation):
-                yield step.site
-            for plan in step.inner():
+        """All sites in order, also the sites of inner plans."""
+        for instruction in self.instructions:
+            if isinstance(instruction, SiteEquation):
+                yield instruction.site
+            for plan in instruction.inner_plans():
                 yield from plan.sites()
 
     def asks_what_is_perturbed(self) -> bool:
-        """Whether the derivative of some step depends on which of its operands are differentiated."""
+        """Whether the derivative of some equation may depend on which of its operands are differentiated."""
         return any(
-            step.asks_what_is_perturbed() or any(plan.asks_what_is_perturbed() for plan in step.inner())
-            for step in self.steps
+            instruction.asks_what_is_perturbed()
+            or any(plan.asks_what_is_perturbed() for plan in instruction.inner_plans())
+            for instruction in self.instructions
         )
 
     def free(self) -> Iterator[Free]:
-        """Every free value that has to be known to run the plan; some more than once."""
-        for step in self.steps:
-            yield from (value for value in step.operands if isinstance(value, Free))
-            for plan in step.inner():
+        """Every free value that a run needs; some more than once."""
+        for instruction in self.instructions:
+            yield from (value for value in instruction.operands if isinstance(value, Free))
+            for plan in instruction.inner_plans():
                 yield from plan.free()
         yield from (value for value in self.ends if isinstance(value, Free))
 
-    def own(self, inputs: Inputs) -> Inputs:
-        """The inputs of the sites in this plan."""
+    def restrict(self, inputs: Inputs) -> Inputs:
+        """The inputs at the sites in this plan."""
         return {site.number: inputs[site.number] for site in self.sites()}
 
     def recorded(self, wanted: frozenset[Dependent]) -> Iterator[Dependent]:
-        """The values that a run records, in the order of its records."""
-        for step in self.steps:
-            for plan in step.inner():
+        """The values among `wanted` that a run records, in the order of its records."""
+        for instruction in self.instructions:
+            for plan in instruction.inner_plans():
                 yield from plan.recorded(wanted)
         yield from (value for value in self._defined() if value in wanted)
 
     def _defined(self) -> dict[Dependent, None]:
-        """The dependent values that this plan has before or after its steps, not those inside of them."""
-        return dict.fromkeys([*self.starts, *(value for step in self.steps for value in step.outputs)])
+        """The dependent values of this plan, without the values inside inner plans."""
+        outputs = (value for instruction in self.instructions for value in instruction.outputs)
+        return dict.fromkeys([*self.starts, *outputs])

@@ -1,9 +1,10 @@
-"""Which equations map slices of their operands, one for every example, to slices of their results.
+"""Rules for primitives: whether an equation computes the results of each example from the operands of that example.
 
-One function for every kind of equation, by the name of its primitive. It is given an equation of the program of a batch
-with the axes along which the examples stand: `SAME` for operands that the examples share, at least one of the others,
-and one for every result. It says whether slice by slice the equation is what a batch of one would compute; that its
-other parameters are the same is checked by it too. An equation that has no function here is not known to be."""
+A rule takes an `EquationPair`: an equation of the program of a batch and its counterpart for a batch of one, with the
+axes along which the examples stand. At least one operand has such an axis, and so has every result. The rule returns
+whether, slice by slice along these axes, the equation is its counterpart. It also has to compare the parameters of the
+two equations, apart from sizes. `RULES` and `ELEMENTWISE` list the primitives by name; one that is not listed counts as
+coupling examples."""
 
 import math
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from typing import Any, NamedTuple
 
 from natgrad._program import compat
 
+# In place of an axis: the value is the same for all examples.
 SAME = -1
 
 
 class EquationPair(NamedTuple):
-    """An equation of the program of a batch, the same in that of a batch of one, and the axes of the examples."""
+    """An equation of the program of a batch with its counterpart in the program of a batch of one.
+
+    `operands` and `results` are the axes of the examples in these values, or `SAME`."""
 
     eqn: compat.Equation
     single: compat.Equation
@@ -30,15 +34,17 @@ class EquationPair(NamedTuple):
         return self.eqn.invars[operand].aval.shape
 
     def agrees(self, *except_for: str) -> bool:
-        """Whether the parameters are those of the other equation, apart from some."""
-        ours, theirs = self.eqn.params, self.single.params
-        return ours.keys() == theirs.keys() and all(is_equal(ours[k], theirs[k]) for k in ours if k not in except_for)
+        """Whether the two equations have equal parameters, apart from those named."""
+        batch, single = self.eqn.params, self.single.params
+        return batch.keys() == single.keys() and all(
+            is_equal(batch[key], single[key]) for key in batch if key not in except_for
+        )
 
 
-def keeps_slices(step: EquationPair) -> bool:
-    name = compat.name(step.eqn)
+def keeps_slices(pair: EquationPair) -> bool:
+    name = compat.name(pair.eqn)
     rule = RULES.get(name, elementwise if name in ELEMENTWISE else None)
-    return rule is not None and rule(step)
+    return rule is not None and rule(pair)
 
 
 def is_equal(a: Any, b: Any) -> bool:
@@ -49,190 +55,206 @@ def is_equal(a: Any, b: Any) -> bool:
         return False
 
 
-def elementwise(step: EquationPair) -> bool:
-    """Operands of the same rank, of which some may have axes of size one, and numbers."""
-    (axis,) = set(step.results) if len(set(step.results)) == 1 else (None,)
-    shapes = [step.shape(k) for k in range(len(step.operands))]
-    fits = lambda own, shape: own == axis or (own == SAME and (not shape or (axis is not None and shape[axis] == 1)))
-    return axis is not None and step.agrees() and all(map(fits, step.operands, shapes))
+def elementwise(pair: EquationPair) -> bool:
+    """The operands have one rank or are numbers; shared operands may have axes of size one."""
+    if len(set(pair.results)) != 1:
+        return False
+    axis = pair.results[0]
+
+    def fits(operand: int) -> bool:
+        shape = pair.shape(operand)
+        is_shared = pair.operands[operand] == SAME and (not shape or shape[axis] == 1)
+        return pair.operands[operand] == axis or is_shared
+
+    return pair.agrees() and all(map(fits, range(len(pair.operands))))
 
 
-def broadcast(step: EquationPair) -> bool:
-    mapping, (axis,) = step.params["broadcast_dimensions"], step.results
-    own = step.operands[0]
-    is_placed = mapping[own] == axis if own != SAME else axis not in mapping or step.shape(0)[mapping.index(axis)] == 1
-    return is_placed and len(step.operands) == 1 and step.agrees("shape")
+def broadcast(pair: EquationPair) -> bool:
+    mapping, before, (after,) = pair.params["broadcast_dimensions"], pair.operands[0], pair.results
+    if before == SAME:
+        is_placed = after not in mapping or pair.shape(0)[mapping.index(after)] == 1
+    else:
+        is_placed = mapping[before] == after
+    return is_placed and len(pair.operands) == 1 and pair.agrees("shape")
 
 
-def reshape(step: EquationPair) -> bool:
-    """The axis stays where it is among the entries in their order."""
-    (own,), (axis,) = step.operands, step.results
-    before = math.prod(step.shape(0)[:own]), math.prod(step.params["new_sizes"][:axis])
-    return before[0] == before[1] and step.params["dimensions"] is None and step.agrees("new_sizes")
+def reshape(pair: EquationPair) -> bool:
+    """As many entries stand in front of the axis of the examples as before."""
+    (before,), (after,) = pair.operands, pair.results
+    num_before, num_after = math.prod(pair.shape(0)[:before]), math.prod(pair.params["new_sizes"][:after])
+    return num_before == num_after and pair.params["dimensions"] is None and pair.agrees("new_sizes")
 
 
-def transpose(step: EquationPair) -> bool:
-    return step.params["permutation"][step.results[0]] == step.operands[0] and step.agrees()
+def transpose(pair: EquationPair) -> bool:
+    return pair.params["permutation"][pair.results[0]] == pair.operands[0] and pair.agrees()
 
 
-def squeeze(step: EquationPair) -> bool:
-    return step.agrees() and _is_left_out(step, step.params["dimensions"])
+def squeeze(pair: EquationPair) -> bool:
+    return pair.agrees() and _drops_others(pair, pair.params["dimensions"])
 
 
-def reduce(step: EquationPair) -> bool:
-    return step.agrees() and _is_left_out(step, step.params["axes"])
+def reduce(pair: EquationPair) -> bool:
+    return pair.agrees() and _drops_others(pair, pair.params["axes"])
 
 
-def _is_left_out(step: EquationPair, axes: Any) -> bool:
-    """Whether some axes go, but not that of the examples."""
-    own = step.operands[0]
-    left = own - sum(axis < own for axis in axes)
-    return len(step.operands) == 1 and own not in axes and all(axis == left for axis in step.results)
+def _drops_others(pair: EquationPair, axes: Any) -> bool:
+    """Whether dropping `axes` leaves the axis of the examples."""
+    before = pair.operands[0]
+    after = before - sum(axis < before for axis in axes)
+    return len(pair.operands) == 1 and before not in axes and all(axis == after for axis in pair.results)
 
 
 def along_an_axis(parameter: str) -> Callable[[EquationPair], bool]:
-    """Equations that work along one axis, or some, and keep all."""
+    """The rule for equations that work along the axes in a parameter, and keep all axes."""
 
-    def rule(step: EquationPair) -> bool:
-        axes = step.params[parameter]
-        # An axis may be a NumPy integer: `jnp.roll` joins its two parts along one (JAX 0.10.1).
+    def rule(pair: EquationPair) -> bool:
+        axes = pair.params[parameter]
+        # An axis may be a NumPy integer: `jnp.roll` concatenates along such an axis (JAX 0.10.1).
         axes = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
-        same = {*step.operands, *step.results}
-        return len(same) == 1 and not same & set(axes) and step.agrees()
+        example_axes = {*pair.operands, *pair.results}
+        return len(example_axes) == 1 and not example_axes & set(axes) and pair.agrees()
 
     return rule
 
 
 def in_last_axes(count: Callable[[EquationPair], int]) -> Callable[[EquationPair], bool]:
-    """Equations that work in the last axes, and keep those in front."""
+    """The rule for equations that work in the last `count` axes, and keep the axes in front."""
 
-    def rule(step: EquationPair) -> bool:
-        inner = count(step)
-        ranks = [len(atom.aval.shape) for atom in (*step.eqn.invars, *step.eqn.outvars)]
-        axes = {*step.operands, *step.results}
-        return len(axes) == 1 and step.agrees() and all(next(iter(axes)) < rank - inner for rank in ranks)
+    def rule(pair: EquationPair) -> bool:
+        ranks = [len(atom.aval.shape) for atom in (*pair.eqn.invars, *pair.eqn.outvars)]
+        example_axes = {*pair.operands, *pair.results}
+        is_in_front = all(axis < min(ranks) - count(pair) for axis in example_axes)
+        return len(example_axes) == 1 and is_in_front and pair.agrees()
 
     return rule
 
 
-def stack(step: EquationPair) -> bool:
-    own, new = step.operands[0], step.params["axis"]
-    return set(step.operands) == {own} and step.results == [own + (new <= own)] and step.agrees()
+def stack(pair: EquationPair) -> bool:
+    before, new = pair.operands[0], pair.params["axis"]
+    return set(pair.operands) == {before} and pair.results == [before + (new <= before)] and pair.agrees()
 
 
-def unstack(step: EquationPair) -> bool:
-    return step.agrees() and _is_left_out(step, (step.params["axis"],))
+def unstack(pair: EquationPair) -> bool:
+    return pair.agrees() and _drops_others(pair, (pair.params["axis"],))
 
 
-def tile(step: EquationPair) -> bool:
-    return step.params["reps"][step.operands[0]] == 1 and _keeps(step)
+def tile(pair: EquationPair) -> bool:
+    return pair.params["reps"][pair.operands[0]] == 1 and _keeps_axes(pair)
 
 
-def slice_of(step: EquationPair) -> bool:
-    """The whole of the axis is taken."""
-    (own,), p = step.operands, step.params
-    strides = p["strides"]
-    is_whole = p["start_indices"][own] == 0 and p["limit_indices"][own] == step.shape(0)[own]
-    others = lambda q: [
-        tuple(x for k, x in enumerate(q[name]) if k != own) for name in ("start_indices", "limit_indices")
-    ]
-    is_same = others(p) == others(step.single.params) and is_equal(strides, step.single.params["strides"])
-    return is_whole and is_same and (strides is None or strides[own] == 1) and step.results == [own]
-
-
-def dynamic_slice(step: EquationPair) -> bool:
-    """The whole of the axis is taken, at places that the examples share."""
-    own, *starts = step.operands
-    sizes = [equation.params["slice_sizes"] for equation in (step.eqn, step.single)]
-    others = [[size for k, size in enumerate(own_sizes) if k != own] for own_sizes in sizes]
-    is_whole = own != SAME and sizes[0][own] == step.shape(0)[own]
-    return is_whole and set(starts) == {SAME} and others[0] == others[1] and step.results == [own]
-
-
-def pad(step: EquationPair) -> bool:
-    own, value = step.operands
-    return value == SAME and step.params["padding_config"][own] == (0, 0, 0) and step.agrees() and step.results == [own]
-
-
-def iota(step: EquationPair) -> bool:
-    """Numbers that count along another axis than that of the examples."""
-    return step.params["dimension"] not in step.results and step.agrees("shape")
-
-
-def _keeps(step: EquationPair) -> bool:
-    """The axis stays where it is."""
-    return step.agrees() and step.results == step.operands
-
-
-def window(step: EquationPair) -> bool:
-    own, p = step.operands[0], step.params
-    alone = all(
-        p[name][own] == 1 for name in ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+def slice_of(pair: EquationPair) -> bool:
+    """All examples are taken."""
+    (axis,), params, single_params = pair.operands, pair.params, pair.single.params
+    strides = params["strides"]
+    is_whole = params["start_indices"][axis] == 0 and params["limit_indices"][axis] == pair.shape(0)[axis]
+    is_same = is_equal(strides, single_params["strides"]) and all(
+        _without(axis, params[name]) == _without(axis, single_params[name])
+        for name in ("start_indices", "limit_indices")
     )
-    return len(step.operands) == 1 and alone and tuple(p["padding"][own]) == (0, 0) and _keeps(step)
+    return is_whole and is_same and (strides is None or strides[axis] == 1) and pair.results == [axis]
 
 
-def dot(step: EquationPair) -> bool:
-    """The axis is mapped in both operands, or free in one that meets something shared."""
-    parts = compat.dot(step.eqn)
+def _without(axis: int, numbers: Any) -> list[Any]:
+    """The numbers of all axes but one."""
+    return [number for k, number in enumerate(numbers) if k != axis]
+
+
+def dynamic_slice(pair: EquationPair) -> bool:
+    """All examples are taken, at starts that they share."""
+    axis, *starts = pair.operands
+    sizes, single_sizes = pair.params["slice_sizes"], pair.single.params["slice_sizes"]
+    is_whole = axis != SAME and sizes[axis] == pair.shape(0)[axis]
+    is_same = _without(axis, sizes) == _without(axis, single_sizes)
+    return is_whole and set(starts) == {SAME} and is_same and pair.results == [axis]
+
+
+def pad(pair: EquationPair) -> bool:
+    axis, value = pair.operands
+    is_unpadded = pair.params["padding_config"][axis] == (0, 0, 0)
+    return value == SAME and is_unpadded and pair.agrees() and pair.results == [axis]
+
+
+def iota(pair: EquationPair) -> bool:
+    """Numbers count along an axis that is not the axis of the examples."""
+    return pair.params["dimension"] not in pair.results and pair.agrees("shape")
+
+
+def _keeps_axes(pair: EquationPair) -> bool:
+    """The axes of the examples are the same in operands and results."""
+    return pair.agrees() and pair.results == pair.operands
+
+
+def window(pair: EquationPair) -> bool:
+    """Each window holds one example."""
+    axis, params = pair.operands[0], pair.params
+    names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    is_single = all(params[name][axis] == 1 for name in names) and tuple(params["padding"][axis]) == (0, 0)
+    return len(pair.operands) == 1 and is_single and _keeps_axes(pair)
+
+
+def dot(pair: EquationPair) -> bool:
+    """The axis is mapped in both operands, or free in one operand while the other is shared."""
+    parts = compat.dot(pair.eqn)
     assert parts is not None
-    own, (axis,) = step.operands, step.results
-    if not step.agrees() or SAME not in own:
-        places = [list(parts.mapped[k]).index(own[k]) if own[k] in parts.mapped[k] else None for k in (0, 1)]
-        return step.agrees() and places[0] is not None and places == [axis, axis]
-    k = 1 if own[0] == SAME else 0
-    free = [parts.free(side, len(step.shape(side))) for side in (0, 1)]
-    if own[k] not in free[k]:
+    axes, (after,) = pair.operands, pair.results
+    if not pair.agrees():
         return False
-    return axis == len(parts.mapped[0]) + (len(free[0]) if k else 0) + free[k].index(own[k])
+    if SAME not in axes:
+        return all(axes[k] in parts.mapped[k] and parts.mapped[k].index(axes[k]) == after for k in (0, 1))
+    k = 1 if axes[0] == SAME else 0
+    free = [parts.free(side, len(pair.shape(side))) for side in (0, 1)]
+    if axes[k] not in free[k]:
+        return False
+    return after == len(parts.mapped[0]) + (len(free[0]) if k else 0) + free[k].index(axes[k])
 
 
-def convolution(step: EquationPair) -> bool:
-    parts = compat.convolution(step.eqn)
+def convolution(pair: EquationPair) -> bool:
+    parts = compat.convolution(pair.eqn)
     assert parts is not None
-    is_plain = step.operands == [parts.input_axes[0], SAME] and parts.batch_groups == 1
-    return is_plain and step.results == [parts.output_axes[0]] and step.agrees("lhs_shape")
+    is_plain = pair.operands == [parts.input_axes[0], SAME] and parts.batch_groups == 1
+    return is_plain and pair.results == [parts.output_axes[0]] and pair.agrees("lhs_shape")
 
 
-def gather(step: EquationPair) -> bool:
-    """Indices of every example into something shared, or into something of its own that is mapped along."""
-    table, own = step.operands
-    axes, (axis,) = step.params["dimension_numbers"], step.results
-    rank = len(step.eqn.outvars[0].aval.shape)
-    batch = [k for k in range(rank) if k not in axes.offset_dims]
+def gather(pair: EquationPair) -> bool:
+    """Each example has indices, into a table that examples share or into its own table along a mapped axis."""
+    table, indices = pair.operands
+    numbers, (after,) = pair.params["dimension_numbers"], pair.results
+    rank = len(pair.eqn.outvars[0].aval.shape)
+    index_axes = [k for k in range(rank) if k not in numbers.offset_dims]
     is_mapped = table == SAME
-    if table != SAME and table in axes.operand_batching_dims:
-        is_mapped = axes.start_indices_batching_dims[list(axes.operand_batching_dims).index(table)] == own
-    return is_mapped and 0 <= own < len(batch) and batch[own] == axis and step.agrees()
+    if table != SAME and table in numbers.operand_batching_dims:
+        place = list(numbers.operand_batching_dims).index(table)
+        is_mapped = numbers.start_indices_batching_dims[place] == indices
+    return is_mapped and 0 <= indices < len(index_axes) and index_axes[indices] == after and pair.agrees()
 
 
-def scatter(step: EquationPair) -> bool:
-    """Something of every example is changed: all along its axis at places that the examples share (`x.at[:, 3].set`),
-    or at places of its own, mapped along."""
-    target, indices, updates = step.operands
-    numbers = step.params["dimension_numbers"]
-    # The function that combines old and new is told by the name of the primitive.
-    if target == SAME or step.results != [target] or not step.agrees("update_jaxpr", "update_consts"):
+def scatter(pair: EquationPair) -> bool:
+    """The array of each example is changed, at indices that examples share (`x.at[:, 3].set`) or at its own indices
+    along a mapped axis."""
+    target, indices, updates = pair.operands
+    numbers = pair.params["dimension_numbers"]
+    # `update_jaxpr` combines old and new entries; the name of the primitive already says how.
+    if target == SAME or pair.results != [target] or not pair.agrees("update_jaxpr", "update_consts"):
         return False
     if target in numbers.operand_batching_dims:
         place = list(numbers.operand_batching_dims).index(target)
-        rank = len(step.shape(2))
-        over_indices = [k for k in range(rank) if k not in numbers.update_window_dims]
+        rank = len(pair.shape(2))
+        index_axes = [k for k in range(rank) if k not in numbers.update_window_dims]
         is_mapped = numbers.scatter_indices_batching_dims[place] == indices
-        return is_mapped and 0 <= indices < len(over_indices) and over_indices[indices] == updates
-    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    kept = [k for k in range(len(step.shape(0))) if k not in gone]
-    if indices != SAME or target not in kept or target in numbers.scatter_dims_to_operand_dims:
+        return is_mapped and 0 <= indices < len(index_axes) and index_axes[indices] == updates
+    outside = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window_axes = [k for k in range(len(pair.shape(0))) if k not in outside]
+    if indices != SAME or target not in window_axes or target in numbers.scatter_dims_to_operand_dims:
         return False
-    window = numbers.update_window_dims[kept.index(target)]
-    return updates == window and step.shape(2)[window] == step.shape(0)[target]
+    update_axis = numbers.update_window_dims[window_axes.index(target)]
+    return updates == update_axis and pair.shape(2)[update_axis] == pair.shape(0)[target]
 
 
-def dynamic_update_slice(step: EquationPair) -> bool:
-    """The whole of the axis is changed, at places that the examples share."""
-    target, update, *starts = step.operands
-    is_whole = target == update != SAME and step.shape(1)[target] == step.shape(0)[target]
-    return is_whole and set(starts) == {SAME} and step.results == [target] and step.agrees()
+def dynamic_update_slice(pair: EquationPair) -> bool:
+    """All examples are changed, at starts that they share."""
+    target, update, *starts = pair.operands
+    is_whole = target == update != SAME and pair.shape(1)[target] == pair.shape(0)[target]
+    return is_whole and set(starts) == {SAME} and pair.results == [target] and pair.agrees()
 
 
 ELEMENTWISE = {
@@ -240,10 +262,10 @@ ELEMENTWISE = {
     *("complex conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1").split(),
     *("floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul name").split(),
     *("ne neg nextafter not one_minus_square optimization_barrier or polygamma population_count pow real").split(),
+    *("reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left").split(),
     *(
-        "reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic"
+        "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta"
     ).split(),
-    *("shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta").split(),
 }
 SCATTERED = ("add", "sub", "mul", "min", "max")
 RULES: dict[str, Callable[[EquationPair], bool]] = {
@@ -269,11 +291,13 @@ RULES: dict[str, Callable[[EquationPair], bool]] = {
     "unstack": unstack,
     "tile": tile,
     "random_fold_in": elementwise,
-    **dict.fromkeys(["random_bits", "random_split", "random_wrap", "random_unwrap", "bitcast_convert_type"], _keeps),
-    "fft": in_last_axes(lambda step: len(step.params["fft_lengths"])),
+    **dict.fromkeys(
+        ["random_bits", "random_split", "random_wrap", "random_unwrap", "bitcast_convert_type"], _keeps_axes
+    ),
+    "fft": in_last_axes(lambda pair: len(pair.params["fft_lengths"])),
     **dict.fromkeys(["argmax", "argmin"], reduce),
     **dict.fromkeys([f"reduce_{name}" for name in ("sum", "max", "min", "prod", "and", "or", "xor")], reduce),
     **dict.fromkeys([f"cum{name}" for name in ("sum", "prod", "max", "min", "logsumexp")], along_an_axis("axis")),
     **dict.fromkeys([f"reduce_window_{name}" for name in ("max", "min", "sum")], window),
-    **dict.fromkeys(["cholesky", "eigh", "qr", "lu", "triangular_solve"], in_last_axes(lambda step: 2)),
+    **dict.fromkeys(["cholesky", "eigh", "qr", "lu", "triangular_solve"], in_last_axes(lambda pair: 2)),
 }

@@ -1,9 +1,10 @@
-"""The two kinds of value in the program of one example: those that depend on the example, and those that are made of
-parameters alone.
+"""The two kinds of value in the program of one example.
 
-A free value is never computed for each example. It is kept as an expression of the parameters, so that gradients with
-respect to it can later be carried on to the parameters, whatever was done to them on the way: slices, casts, products
-of factors, normalisation."""
+A *dependent* value differs from example to example. A *free* value is made of parameters alone; it is never computed
+for each example, but kept as an expression of the parameters. A gradient with respect to it can then be carried on to
+the parameters through any computation: slices, casts, products of factors, normalisation.
+
+Arrays of values that change over scans have one axis for each of these loops in front: `loops ... shape ...`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from natgrad._program import compat
 
 @dataclass(frozen=True, eq=False)
 class Dependent:
-    """A value that differs from example to example. It is computed inside the scans `loops`. `is_perturbed` says
-    whether it changes with the parameters, so that a derivative goes through it."""
+    """A value that differs from example to example.
+
+    - `loops`: the scans inside which it is computed, the outermost first.
+    - `is_perturbed`: whether it changes with the parameters, so that a derivative goes through it."""
 
     aval: Any
     loops: tuple[int, ...]
@@ -30,8 +33,8 @@ class Dependent:
 class Free:
     """A value that is the same for every example.
 
-    `leaves` are the parameters it carries a gradient to. `loops` are the scans it changes over, and their axes stand
-    in front of its value."""
+    - `leaves`: the parameters that it carries a gradient to.
+    - `loops`: the scans over which it changes; their axes stand in front of its value."""
 
     aval: Any
     leaves: frozenset[int]
@@ -47,6 +50,8 @@ class Leaf(Free):
 
 @dataclass(frozen=True, eq=False)
 class Constant(Free):
+    """A literal of the program, or an array that the model has captured."""
+
     value: Any
 
 
@@ -61,7 +66,7 @@ class Result(Free):
 
 @dataclass(frozen=True, eq=False)
 class Slice(Free):
-    """What one step of a scan sees of an array that is scanned over."""
+    """The slice of an array that one step of a scan reads."""
 
     whole: Free
     loop: int
@@ -69,7 +74,9 @@ class Slice(Free):
 
 @dataclass(frozen=True, eq=False)
 class Carried(Free):
-    """A free value that a scan carries along: before each step, or after the last."""
+    """A free value that a scan carries along, before each step or, with `is_final`, after the last.
+
+    `scan` is a `FreeScan`, and `position` counts its carried values."""
 
     scan: Any
     position: int
@@ -90,10 +97,10 @@ def constant(value: Any) -> Constant:
 
 def results(eqn: compat.Equation, operands: Sequence[Free]) -> list[Value]:
     """The results of an equation between free values."""
-    carried = frozenset() if compat.name(eqn) == "stop_gradient" else union(operand.leaves for operand in operands)
+    leaves = frozenset() if compat.name(eqn) == "stop_gradient" else union(operand.leaves for operand in operands)
     loops = tuple(sorted(union(operand.loops for operand in operands)))
     return [
-        Result(var.aval, carried if is_floating(var.aval) else frozenset(), loops, eqn, tuple(operands), position)
+        Result(var.aval, leaves if is_floating(var.aval) else frozenset(), loops, eqn, tuple(operands), position)
         for position, var in enumerate(eqn.outvars)
     ]
 
@@ -104,14 +111,16 @@ def evaluate(
     known: Mapping[Any, Any] | None = None,
     inside: Collection[int] = (),
 ) -> list[Any]:
-    """The free values for given parameters, each with the axes of its loops in front.
+    """Evaluate free values for given parameters, each with the axes of its loops in front.
 
-    `known` gives the values of some, in whose place nothing is computed. With `inside`, everything is evaluated at one
-    step of these loops, whose axes are then absent."""
+    `known` maps some free values to their arrays, which are then not computed. With `inside`, everything is evaluated
+    at one step of these loops, whose axes are then absent."""
     memory: dict[Any, Any] = dict(known or {})
-    outer = lambda loops: tuple(loop for loop in loops if loop not in inside)
 
-    def of(value: Free) -> Any:
+    def outer(loops: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(loop for loop in loops if loop not in inside)
+
+    def evaluate_one(value: Free) -> Any:
         if value in memory:
             return memory[value]
         match value:
@@ -120,44 +129,52 @@ def evaluate(
             case Constant():
                 result = value.value
             case Slice():
-                result = of(value.whole)
+                result = evaluate_one(value.whole)
             case Result():
                 key = (id(value.eqn), value.operands)
                 if key not in memory:
-                    step = lambda *operands, eqn=value.eqn: tuple(compat.evaluate(eqn, list(operands)))
-                    axes = [outer(operand.loops) for operand in value.operands]
-                    memory[key] = over_loops(step, axes, outer(value.loops))(*map(of, value.operands))
+                    operand_loops = [outer(operand.loops) for operand in value.operands]
+                    function = over_loops(equation_function(value.eqn), operand_loops, outer(value.loops))
+                    memory[key] = function(*map(evaluate_one, value.operands))
                 result = memory[key][value.position]
             case Carried():
                 if value.scan not in memory:
-                    memory[value.scan] = value.scan.run(*map(of, value.scan.operands), inside=inside)
+                    memory[value.scan] = value.scan.run(*map(evaluate_one, value.scan.operands), inside=inside)
                 result = memory[value.scan][value.is_final][value.position]
             case _:
                 raise AssertionError(type(value))
         memory[value] = result
         return result
 
-    return [of(value) for value in values]
+    return [evaluate_one(value) for value in values]
+
+
+def equation_function(eqn: compat.Equation) -> Callable[..., tuple]:
+    """An equation as a function of its operands."""
+    return lambda *operands: tuple(compat.evaluate(eqn, list(operands)))
 
 
 def over_loops(
     function: Callable, operand_loops: Sequence[tuple[int, ...]], loops: tuple[int, ...], lengths: Any = None
 ) -> Callable:
-    """A function of values inside loops as a function of values that have those loops' axes in front.
+    """Map a function of one step over `loops`, whose axes stand in front of its operands and results.
 
-    `lengths` are needed where no operand changes over a loop, but the result is wanted for every step of it."""
+    `operand_loops` are the loops over which each operand changes. `lengths` are needed only where no operand changes
+    over a loop: the result is then repeated."""
     for loop in reversed(loops):
-        axes = tuple(0 if loop in own else None for own in operand_loops)
+        axes = tuple(0 if loop in changing else None for changing in operand_loops)
         if any(axis == 0 for axis in axes):
             function = jax.vmap(function, in_axes=axes)
         else:
-            function = _repeated(function, lengths[loop])
+            function = _repeat_results(function, lengths[loop])
     return function
 
 
-def _repeated(function: Callable, length: int) -> Callable:
-    repeat = lambda x: jnp.broadcast_to(x, (length, *jnp.shape(x)))
-    return lambda *operands: jax.tree.map(repeat, function(*operands))
+def _repeat_results(function: Callable, length: int) -> Callable:
+    def repeated(*operands: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *jnp.shape(x))), function(*operands))
+
+    return repeated
 
 
 def is_floating(aval: Any) -> bool:
@@ -169,5 +186,5 @@ def union(sets: Any) -> frozenset:
 
 
 def strip_weak_type(x: ArrayLike) -> jax.Array:
-    """A carried value must keep its type from step to step, also whether it is a weak one."""
+    """An array without JAX's weak type. A scan needs carried values to have one type at every step, weak or not."""
     return jax.lax.convert_element_type(x, jnp.result_type(x))

@@ -1,3 +1,3 @@
-"""What each parameter does in a program: dense layers, convolutions, look-ups, copies, biases, scales and shifts.
+"""What each parameter does in a program: weight of a dense layer or convolution, table, bias, scale, shift.
 
-Imports `_program`."""
+Nothing is matched against known layers; the sites of the program decide. Imports `_program`."""

@@ -1,4 +1,6 @@
-"""One use of a parameter at one site, and the local derivative of a site."""
+"""One use of a parameter at one site, and the local derivative of a site.
+
+Values are arrays for one example, with the axes of loops in front: `loops ... shape ...`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from natgrad._program.values import Dependent, Free, over_loops
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A free value at its place among the operands of a site."""
+    """A free value that carries a gradient, as one operand of a site. `operand` is its position there."""
 
     site: Site
     operand: int
@@ -27,16 +29,18 @@ class Use:
 
     @property
     def loop_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axes of the site's loops in front of its operands: first of those the value changes over, so that each
-        step has a weight of its own; then of those in which all steps share it."""
-        axes = range(len(self.site.loops))
+        """The axes of the loops of the site, in two tuples: loops over which the value changes, so that each step has
+        its own weight; and loops whose steps share one weight."""
         changes = [loop in self.value.loops for loop in self.site.loops]
-        return tuple(k for k in axes if changes[k]), tuple(k for k in axes if not changes[k])
+        groups = tuple(axis for axis, is_changing in enumerate(changes) if is_changing)
+        shared = tuple(axis for axis, is_changing in enumerate(changes) if not is_changing)
+        return groups, shared
 
 
 def local(site: Site, changing: tuple[int, ...], free: dict[Free, Any], lengths: dict[int, int]) -> Callable:
-    """The equation of a site for one example, at all steps of its loops, as a function of the operands at `changing`
-    and of what was recorded: `function(operands, records) -> results`."""
+    """The equation of a site for one example, at all steps of its loops: `function(operands, records) -> results`.
+
+    It is a function of the operands at the positions `changing` and of the recorded values; `free` has the others."""
     fixed = [k for k in range(len(site.operands)) if k not in changing]
     order = [*changing, *fixed]
 
@@ -49,38 +53,41 @@ def local(site: Site, changing: tuple[int, ...], free: dict[Free, Any], lengths:
 
     def function(operands: list[Any], records: list[Any]) -> tuple[Any, ...]:
         known = {**free, **dict(zip(site.recorded, records, strict=True))}
-        return steps(*operands, *(_known(site.operands[k], known, lengths) for k in fixed))
+        return steps(*operands, *(_value_of(site.operands[k], known, lengths) for k in fixed))
 
     return function
 
 
 def local_vjp(site: Site, function: Callable, operands: list[Any], records: list[Any]) -> tuple[Any, Callable]:
-    """The results of a site's equation, and the map from their cotangents to those of the operands that carry a
-    gradient.
+    """The results of `local`, and the map from their cotangents to cotangents of the `operands`.
 
-    Where the equation asks what is perturbed, records that change with the parameters are differentiated too, as they
-    are in the model."""
-    moving = [k for k, value in enumerate(site.recorded) if value.is_perturbed and site.asks_what_is_perturbed]
+    Where a derivative may depend on what is perturbed, records that change with the parameters are differentiated too,
+    as they are in the model."""
+    perturbed = [k for k, value in enumerate(site.recorded) if value.is_perturbed and site.asks_what_is_perturbed]
 
-    def moved(operands: list[Any], own: list[Any]) -> tuple[Any, ...]:
-        given = dict(zip(moving, own, strict=True))
-        return function(operands, [given.get(k, record) for k, record in enumerate(records)])
+    def with_perturbed(operands: list[Any], perturbed_records: list[Any]) -> tuple[Any, ...]:
+        changed = dict(zip(perturbed, perturbed_records, strict=True))
+        return function(operands, [changed.get(k, record) for k, record in enumerate(records)])
 
-    results, pull = jax.vjp(moved, operands, [records[k] for k in moving])
+    results, pull = jax.vjp(with_perturbed, operands, [records[k] for k in perturbed])
     return results, lambda cotangents: pull(cotangents)[0]
 
 
-def _known(value: Any, known: dict, lengths: dict[int, int]) -> Any:
-    """The value of an operand. One that was not recorded has no influence on the derivative, and is zero."""
+def _value_of(value: Any, known: dict, lengths: dict[int, int]) -> Any:
+    """The array of an operand; zeros if it was not recorded, because the derivative does not depend on it then."""
     if value in known or isinstance(value, Free):
         return known[value]
     assert isinstance(value, Dependent)
     return jnp.zeros((*(lengths[loop] for loop in value.loops), *value.aval.shape), value.aval.dtype)
 
 
-def spread(x: Any, own: tuple[int, ...], loops: tuple[int, ...], lengths: dict[int, int]) -> Any:
-    """A value with the axes of its own loops in front, repeated along the other loops of a site."""
-    rest = x.shape[len(own) :]
-    aligned = x.reshape((*(lengths[loop] if loop in own else 1 for loop in loops), *rest))
-    over = np if isinstance(x, np.ndarray) else jnp
-    return over.broadcast_to(aligned, (*(lengths[loop] for loop in loops), *rest))
+def spread(x: Any, value_loops: tuple[int, ...], loops: tuple[int, ...], lengths: dict[int, int]) -> Any:
+    """Repeat an array that has the axes of `value_loops` in front along the others of `loops`."""
+    shape = x.shape[len(value_loops) :]
+    aligned = x.reshape((*(lengths[loop] if loop in value_loops else 1 for loop in loops), *shape))
+    return namespace_of(x).broadcast_to(aligned, (*(lengths[loop] for loop in loops), *shape))
+
+
+def namespace_of(x: Any) -> Any:
+    """NumPy for NumPy arrays, which are then not traced and compile nothing; else `jax.numpy`."""
+    return np if isinstance(x, np.ndarray) else jnp

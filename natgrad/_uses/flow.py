@@ -1,5 +1,8 @@
-"""Which results of sites reach a value unchanged: through reshapes, transpositions, casts and sums."""
+"""Which results of sites reach a value through reshapes, transpositions, casts and sums alone.
 
+A bias belongs to a weight if it is added to a value that the weight's results reach in this way."""
+
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,94 +16,95 @@ from natgrad._program.control_flow import Remat
 from natgrad._program.plan import Instruction, PlainEquation, Plan, Site, SiteEquation
 from natgrad._program.values import Dependent
 
-# Where sizes are equal; a broadcast may only add axes of size one then.
-REARRANGED = {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim"}
-SUMS = {"add", "add_any"}
-ELEMENTWISE = {"mul", "div"}
+# Rearrangements that keep every entry if they keep the size: a broadcast can then only add axes of size one.
+REARRANGEMENTS = {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim"}
+PRODUCTS = {"mul", "div"}
 
 
 class Origin(NamedTuple):
-    """A site whose result reaches a value, and what rearranges it on the way."""
+    """A site whose result reaches a value, and the rearrangements on the way from the result to the value."""
 
     site: Site
-    rearranged: tuple[Callable[[Any], Any], ...]
+    rearrangements: tuple[Callable[[Any], Any], ...]
 
-    def carried(self, x: np.ndarray) -> np.ndarray:
-        """An array like the result of the site (its loops in front) as one like the value."""
-        lead, places = x.shape[: len(self.site.loops)], self._places()
-        return x.reshape(*lead, -1)[..., places.reshape(-1)].reshape(*lead, *places.shape)
+    def to_value(self, x: np.ndarray) -> np.ndarray:
+        """Rearrange an array like the result of the site, with its loops in front, into an array like the value."""
+        loops, entries = x.shape[: len(self.site.loops)], self._entries()
+        return x.reshape(*loops, -1)[..., entries.reshape(-1)].reshape(*loops, *entries.shape)
 
-    def carried_back(self, x: np.ndarray) -> np.ndarray:
-        """An array like the value as one like the result of the site, if neither repeats entries of the other."""
-        lead, places = x.shape[: len(self.site.loops)], self._places()
-        back = np.empty((*lead, places.size), x.dtype)
-        back[..., places.reshape(-1)] = x.reshape(*lead, -1)
-        return back.reshape(*lead, *self.site.avals[0].shape)
+    def to_result(self, x: np.ndarray) -> np.ndarray:
+        """The inverse of `to_value`, where every entry of the result reaches the value once."""
+        loops, entries = x.shape[: len(self.site.loops)], self._entries()
+        result = np.empty((*loops, entries.size), x.dtype)
+        result[..., entries.reshape(-1)] = x.reshape(*loops, -1)
+        return result.reshape(*loops, *self.site.avals[0].shape)
 
-    def _places(self) -> np.ndarray:
-        """Which entry of the result of the site each entry of the value is."""
+    def _entries(self) -> np.ndarray:
+        """The number of the result's entry at each place of the value."""
         shape = self.site.avals[0].shape
         with jax.ensure_compile_time_eval():
-            places: Any = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
-            for rearrange in self.rearranged:
-                places = rearrange(places)
-        return np.asarray(places)
+            numbers: Any = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
+            for rearrange in self.rearrangements:
+                numbers = rearrange(numbers)
+        return np.asarray(numbers)
 
 
 class DataFlow:
-    """Where the values of a plan come from and how often they are used, inner plans included."""
+    """The instruction that computes each value of a plan, and how often each is used; with all inner plans."""
 
     def __init__(self, plan: Plan):
         self._producers: dict[Dependent, tuple[Instruction, int]] = {}
         self._num_uses: Counter[Any] = Counter()
-        self._read(plan)
+        self._add(plan)
 
-    def _read(self, plan: Plan) -> None:
-        for step in plan.steps:
-            self._num_uses.update(step.operands)
-            self._producers.update({output: (step, k) for k, output in enumerate(step.outputs)})
-            for inner in step.inner():
-                self._read(inner)
+    def _add(self, plan: Plan) -> None:
+        for instruction in plan.instructions:
+            self._num_uses.update(instruction.operands)
+            self._producers.update({output: (instruction, k) for k, output in enumerate(instruction.outputs)})
+            for inner_plan in instruction.inner_plans():
+                self._add(inner_plan)
         self._num_uses.update(plan.ends)
 
-    def sources(self, value: Any, *, is_scaled: bool = False) -> list[Origin]:
-        """The sites whose results reach `value`, in the order of the program. Whatever is added on the way, the
-        cotangents of their results are those of the value, since they reach nothing else.
+    def origins(self, value: Any, *, is_scaled: bool = False) -> list[Origin]:
+        """The sites whose results reach `value`, in the order of the program.
 
-        With `is_scaled`, sites are also found behind products with other values, entry by entry, and their results
-        may be repeated or used elsewhere, so that nothing is said of cotangents."""
-        return sorted(self._back(value, (), is_scaled, set()), key=lambda source: source.site.number)
+        They reach nothing else, so their results have the cotangents of `value`, whatever is added on the way. With
+        `is_scaled` that is given up: results may be multiplied entry by entry, repeated, or used elsewhere too."""
+        return sorted(self._go_back(value, (), is_scaled, set()), key=lambda origin: origin.site.number)
 
-    def _back(self, value: Any, after: tuple, is_scaled: bool, seen: set) -> Iterator[Origin]:
+    def _go_back(self, value: Any, rearrangements: tuple, is_scaled: bool, seen: set) -> Iterator[Origin]:
+        """The origins of a value that `rearrangements` carry on to the value asked for."""
         if value in seen or value not in self._producers or (self._num_uses[value] != 1 and not is_scaled):
             return
         seen.add(value)
-        step, position = self._producers[value]
-        if isinstance(step, SiteEquation):
-            if len(step.outputs) == 1:
-                yield Origin(step.site, after)
-            if step.site.primitive not in compat.SHIFTED:
+        instruction, position = self._producers[value]
+        if isinstance(instruction, SiteEquation):
+            if len(instruction.outputs) == 1:
+                yield Origin(instruction.site, rearrangements)
+            if instruction.site.primitive not in compat.SUMS_AND_DIFFERENCES:
                 return
-        elif not isinstance(step, PlainEquation):
-            if isinstance(step, Remat):
-                yield from self._back(step.plan.ends[position], after, is_scaled, seen)
+        elif not isinstance(instruction, PlainEquation):
+            if isinstance(instruction, Remat):
+                yield from self._go_back(instruction.plan.ends[position], rearrangements, is_scaled, seen)
             return
-        for operand, rearranged in _unchanged(step, is_scaled):
-            yield from self._back(operand, (*rearranged, *after), is_scaled, seen)
+        for operand, earlier in _kept_operands(instruction, is_scaled):
+            yield from self._go_back(operand, (*earlier, *rearrangements), is_scaled, seen)
 
 
-def _unchanged(step: Any, is_scaled: bool) -> Iterator[tuple[Dependent, Sequence]]:
-    """The operands of an equation whose entries are, or are added to, those of its result."""
-    eqn = step.eqn if isinstance(step, PlainEquation) else step.site.eqn
-    name, shape = compat.name(eqn), step.outputs[0].aval.shape
-    operands = [(k, value) for k, value in enumerate(step.operands) if isinstance(value, Dependent)]
-    if name in compat.SAME:
+def _kept_operands(
+    instruction: PlainEquation | SiteEquation, is_scaled: bool
+) -> Iterator[tuple[Dependent, Sequence[Callable]]]:
+    """The operands of an equation whose entries, or sums with them, make up its result; with their rearrangements."""
+    eqn: Any = instruction.eqn if isinstance(instruction, PlainEquation) else instruction.site.eqn
+    name, shape = compat.name(eqn), instruction.outputs[0].aval.shape
+    operands = [(k, value) for k, value in enumerate(instruction.operands) if isinstance(value, Dependent)]
+    if name in compat.IDENTITIES:
         yield from ((value, ()) for _, value in operands)
-    elif name in REARRANGED:
+    elif name in REARRANGEMENTS:
         for _, value in operands:
-            if is_scaled or value.aval.size == step.outputs[0].aval.size:
-                yield value, (lambda x: compat.moved(eqn, x),)
-    elif name in SUMS or (name in ELEMENTWISE and is_scaled) or name == "sub":
+            if is_scaled or value.aval.size == instruction.outputs[0].aval.size:
+                yield value, (functools.partial(compat.rearrange, eqn),)
+    elif name in compat.SUMS_AND_DIFFERENCES or (name in PRODUCTS and is_scaled):
         for k, value in operands:
             if value.aval.shape == shape and (name != "sub" or k == 0):
                 yield value, ()

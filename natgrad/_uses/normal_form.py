@@ -1,4 +1,8 @@
-"""The normal form of a use: a product of a matrix with vectors at several positions, perhaps in several groups."""
+r"""The normal form of a use: $y_{gto} = \sum_d a_{gtd}\,w_{gdo}$, a product with a matrix at several positions.
+
+Axes are `g` groups, which have different matrices; `t` positions, which share them; `d` inputs; `o` outputs. Dense
+layers and convolutions have this form (a convolution has one position for each place of the kernel); a look-up of rows
+in a table has a form of its own."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,12 +17,13 @@ from natgrad._uses.base import Use
 
 
 class NormalForm(NamedTuple):
-    r"""How to see one use of a weight as $y_{gto} = \sum_d a_{gtd}\,w_{gdo}$, so that its gradient for one example is
+    r"""One use of a weight as $y_{gto} = \sum_d a_{gtd}\,w_{gdo}$. Its gradient for one example is
     $\sum_t a_{gtd}\,h_{gto}$ with the cotangent $h$ of $y$.
 
-    Groups `g` have weights of their own; positions `t` share them. Each function takes the values of one example as
-    they stand in the program, with the axes of the loops in front, and puts their axes in this order. `places` are the
-    sizes of the axes that positions run over, after those of the loops."""
+    - `input`: the position of the operand that holds the inputs.
+    - `inputs`, `cotangents`, `weight`: functions that bring arrays of one example, as they are in the program with the
+      axes of loops in front, to the axes `gtd`, `gto` and `gdo`.
+    - `places`: the sizes of the axes over which positions run, after the loops."""
 
     input: int
     inputs: Callable[[Any], Any]
@@ -28,7 +33,7 @@ class NormalForm(NamedTuple):
 
 
 def arrange(x: Any, *groups: Sequence[int]) -> Any:
-    """The axes of `x` in the given order, with each group of them merged into one."""
+    """Transpose the axes of `x` into the given order, and merge each group of them into one axis."""
     shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
     return x.transpose([axis for group in groups for axis in group]).reshape(shape)
 
@@ -38,34 +43,53 @@ def shifted(axes: Sequence[int], by: int) -> tuple[int, ...]:
 
 
 def dense_form(use: Use) -> NormalForm | None:
+    """The normal form of an operand of `dot_general`: mapped axes are groups, free axes of the other are positions."""
     parts = compat.dot(use.site.eqn) if use.site.eqn is not None else None
     if parts is None:
         return None
-    mine, other = use.operand, 1 - use.operand
-    ranks = [len(operand.aval.shape) for operand in use.site.operands]
-    free = [parts.free(k, ranks[k]) for k in (0, 1)]
-    # Results have the mapped axes first, then the free ones of the left operand, then those of the right.
+    weight_side, input_side = use.operand, 1 - use.operand
+    free = [parts.free(k, len(operand.aval.shape)) for k, operand in enumerate(use.site.operands)]
+    # Results have the mapped axes first, then the free axes of the left operand, then the free axes of the right.
     num_mapped = len(parts.mapped[0])
     left = range(num_mapped, num_mapped + len(free[0]))
     right = range(num_mapped + len(free[0]), num_mapped + len(free[0]) + len(free[1]))
-    outputs, positions = (left, right) if mine == 0 else (right, left)
+    outputs, positions = (left, right) if weight_side == 0 else (right, left)
     groups, shared = use.loop_axes
-    loops, own = len(use.site.loops), len(use.value.loops)
-    at = lambda axes: shifted(axes, loops)
-    at_own = lambda axes: shifted(axes, own)
+    num_loops, num_weight_loops = len(use.site.loops), len(use.value.loops)
 
-    return NormalForm(
-        other,
-        lambda x: arrange(x, groups + at(parts.mapped[other]), shared + at(free[other]), at(parts.contracted[other])),
-        lambda h: arrange(h, groups + at(range(num_mapped)), shared + at(positions), at(outputs)),
-        lambda w: arrange(
-            w, (*range(own), *at_own(parts.mapped[mine])), at_own(parts.contracted[mine]), at_own(free[mine])
-        ),
-        tuple(use.site.operands[other].aval.shape[axis] for axis in free[other]),
-    )
+    def inputs(x):
+        mapped, contracted = parts.mapped[input_side], parts.contracted[input_side]
+        return arrange(
+            x,
+            groups + shifted(mapped, num_loops),
+            shared + shifted(free[input_side], num_loops),
+            shifted(contracted, num_loops),
+        )
+
+    def cotangents(h):
+        mapped = range(num_mapped)
+        return arrange(
+            h,
+            groups + shifted(mapped, num_loops),
+            shared + shifted(positions, num_loops),
+            shifted(outputs, num_loops),
+        )
+
+    def weight(w):
+        mapped, contracted = parts.mapped[weight_side], parts.contracted[weight_side]
+        return arrange(
+            w,
+            (*range(num_weight_loops), *shifted(mapped, num_weight_loops)),
+            shifted(contracted, num_weight_loops),
+            shifted(free[weight_side], num_weight_loops),
+        )
+
+    places = tuple(use.site.operands[input_side].aval.shape[axis] for axis in free[input_side])
+    return NormalForm(input_side, inputs, cotangents, weight, places)
 
 
 def convolution_form(use: Use) -> NormalForm | None:
+    """The normal form of the kernel of a convolution: groups of features are groups, places of the kernel positions."""
     eqn = use.site.eqn
     parts = compat.convolution(eqn) if eqn is not None else None
     if eqn is None or parts is None or use.operand != 1 or parts.batch_groups != 1:
@@ -74,44 +98,44 @@ def convolution_form(use: Use) -> NormalForm | None:
     window = tuple(kernel[axis] for axis in parts.kernel_axes[2:])
     positions = tuple(output[axis] for axis in parts.output_axes[2:])
     groups, shared = use.loop_axes
-    loops, own = len(use.site.loops), len(use.value.loops)
+    num_loops, num_weight_loops = len(use.site.loops), len(use.value.loops)
     space = range(len(positions))
 
     def inputs(x):
-        # (loops, images, positions, groups, window, channels)
-        cut = lambda image: patches(image, parts, window, positions)
-        for _ in range(loops):
+        cut: Callable = lambda images: patches(images, parts, window, positions)
+        for _ in range(num_loops):
             cut = jax.vmap(cut)
-        seen = cut(x)
-        first = loops + 1
-        places = shifted(space, first)
+        # (loops, images, positions, groups, window, channels)
+        images, after_positions = num_loops, num_loops + 1 + len(space)
         return arrange(
-            seen,
-            (*groups, first + len(space)),
-            (*shared, loops, *places),
-            (first + len(space) + 1, first + len(space) + 2),
+            cut(x),
+            (*groups, after_positions),
+            (*shared, images, *shifted(space, images + 1)),
+            (after_positions + 1, after_positions + 2),
         )
 
     def cotangents(h):
+        h = h.transpose(*range(num_loops), *shifted(parts.output_axes, num_loops))
         # (loops, images, groups, outputs, positions)
-        h = h.transpose(*range(loops), *shifted(parts.output_axes, loops))
-        h = h.reshape(*h.shape[: loops + 1], parts.feature_groups, -1, *positions)
-        return arrange(h, (*groups, loops + 1), (*shared, loops, *shifted(space, loops + 3)), (loops + 2,))
+        images = num_loops
+        h = h.reshape(*h.shape[: images + 1], parts.feature_groups, -1, *positions)
+        return arrange(h, (*groups, images + 1), (*shared, images, *shifted(space, images + 3)), (images + 2,))
 
     def weight(w):
+        w = w.transpose(*range(num_weight_loops), *shifted(parts.kernel_axes, num_weight_loops))
         # (loops, groups, outputs, channels, window)
-        w = w.transpose(*range(own), *shifted(parts.kernel_axes, own))
-        w = w.reshape(*w.shape[:own], parts.feature_groups, -1, w.shape[own + 1], *window)
-        return arrange(w, range(own + 1), (*shifted(space, own + 3), own + 2), (own + 1,))
+        first = num_weight_loops
+        w = w.reshape(*w.shape[:first], parts.feature_groups, -1, w.shape[first + 1], *window)
+        return arrange(w, range(first + 1), (*shifted(space, first + 3), first + 2), (first + 1,))
 
     return NormalForm(0, inputs, cotangents, weight, (output[parts.output_axes[0]], *positions))
 
 
 def patches(x: Any, parts: compat.ConvolutionParts, window: tuple[int, ...], positions: tuple[int, ...]) -> Any:
-    """What the kernel sees at each position: (images, positions..., groups, entries of the window, channels).
+    """The patch of the input under the kernel at each position: (images, positions..., groups, window, channels).
 
-    Put together from one strided slice for each entry of the window, which XLA does better than a convolution with
-    an identity."""
+    Stacked from one strided slice for each entry of the window, which XLA does faster than a convolution with an
+    identity."""
     x = x.transpose(parts.input_axes[0], *parts.input_axes[2:], parts.input_axes[1])
     edges = [
         (low, high, dilation - 1) for (low, high), dilation in zip(parts.padding, parts.input_dilation, strict=True)
@@ -123,15 +147,19 @@ def patches(x: Any, parts: compat.ConvolutionParts, window: tuple[int, ...], pos
         stop = [s + (n - 1) * stride + 1 for s, n, stride in zip(start, positions, parts.strides, strict=True)]
         limits = (x.shape[0], *stop, x.shape[-1])
         slices.append(jax.lax.slice(x, (0, *start, 0), limits, (1, *parts.strides, 1)))
-    seen = jnp.stack(slices, axis=-2)
-    count = math.prod(window)
-    seen = seen.reshape(*seen.shape[:-2], count, parts.feature_groups, -1)
-    return seen.swapaxes(-3, -2)
+    stacked = jnp.stack(slices, axis=-2)
+    by_group = stacked.reshape(*stacked.shape[:-2], math.prod(window), parts.feature_groups, -1)
+    return by_group.swapaxes(-3, -2)
 
 
 class LookupForm(NamedTuple):
-    r"""How to see one use of a table as reading rows: the gradient for one example has $\sum_{t: i_t = v} h_t$ in
-    row $v$. An index that reads nothing is given as the number of rows."""
+    r"""One use of a table as reading its rows $i_t$. The gradient for one example has $\sum_{t: i_t = v} h_t$ in row
+    $v$.
+
+    - `input`: the position of the operand that holds the indices.
+    - `indices`, `cotangents`, `weight`: functions to the axes `t`, `to` and `gdo` with one group; `d` counts rows. An
+      index that reads no row is given as the number of rows.
+    - `places`: the sizes of the axes over which positions run, after the loops."""
 
     input: int
     indices: Callable[[Any], Any]
@@ -141,14 +169,15 @@ class LookupForm(NamedTuple):
 
 
 def lookup_form(use: Use) -> LookupForm | None:
+    """The form of a table whose rows are read."""
     eqn = use.site.eqn
     parts = compat.lookup(eqn) if eqn is not None else None
     groups, shared = use.loop_axes
     if eqn is None or parts is None or use.operand != 0 or groups:
         return None
     num_rows = eqn.invars[0].aval.shape[0]
-    rank, loops = len(eqn.outvars[0].aval.shape), len(shared)
-    places = tuple(axis for axis in range(rank) if axis not in parts.row_axes)
+    shape, num_loops = eqn.outvars[0].aval.shape, len(shared)
+    position_axes = tuple(axis for axis in range(len(shape)) if axis not in parts.row_axes)
 
     def indices(x):
         rows = (x if parts.component is None else x[..., parts.component]).reshape(-1)
@@ -156,10 +185,10 @@ def lookup_form(use: Use) -> LookupForm | None:
             return jnp.where((rows >= 0) & (rows < num_rows), rows, num_rows)
         return jnp.clip(rows, 0, num_rows - 1)
 
-    return LookupForm(
-        1,
-        indices,
-        lambda h: arrange(h, (*shared, *shifted(places, loops)), shifted(parts.row_axes, loops)),
-        lambda w: w.reshape(1, num_rows, -1),
-        tuple(eqn.outvars[0].aval.shape[axis] for axis in places),
-    )
+    def cotangents(h):
+        return arrange(h, (*shared, *shifted(position_axes, num_loops)), shifted(parts.row_axes, num_loops))
+
+    def weight(w):
+        return w.reshape(1, num_rows, -1)
+
+    return LookupForm(1, indices, cotangents, weight, tuple(shape[axis] for axis in position_axes))
