@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from natgrad._check import caller, check_number
+from natgrad._check import caller
 from natgrad._types import Scalar
 
 
@@ -121,15 +121,6 @@ def as_callable(function: Callable) -> Any:
 
 
 Option = TypeVar("Option")
-
-
-def numbers_by_path(value: Any, name: str, *, schedules: bool = False) -> dict[str, Any]:
-    """Numbers of at least zero for the parameters at or below paths, from one for all or from a mapping."""
-    given = {str(path): own for path, own in value.items()} if isinstance(value, Mapping) else {"": value}
-    for path, own in given.items():
-        where = f"`{name}[{path!r}]`" if isinstance(value, Mapping) else f"`{name}`"
-        check_number(own, where, least=0, schedules=schedules)
-    return given
 
 
 def option_for(options: Mapping[str, Option], name: str) -> Option | None:

@@ -135,8 +135,8 @@ def test_the_exact_metric_of_weighed_positions_is_the_hessian_of_their_divergenc
 def test_weights_of_low_precision_are_summed_in_single_precision():
     params, (x, y) = classifier_problem()
     rows = np.arange(1002) % 12
-    parts = ng.Diagonal(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1)
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), *parts, micro_batches=4)
+    parts = dict(structure=ng.Diagonal(), damping=ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), **parts, micro_batches=4)
     losses = []
     for weights in (jnp.ones(1002), jnp.full(1002, 100, jnp.float16), jnp.ones(1002, jnp.bfloat16)):
         batch = x[rows], y[rows], weights
@@ -169,7 +169,7 @@ def test_padding_stays_inside_the_domain_of_a_family(family):
     model = model if size == 2 else (lambda params, x: -jnp.exp(x @ params)[..., 0])
     x, mask = normal(1, 4, 3, 2), jnp.ones((4, 3)).at[1, 2].set(0.0).at[3, 0].set(0.0)
     y = jnp.full((4, 3), 2.0 if family is not ng.Beta else 0.5)
-    opt = ng.NaturalGradient(model, family(), ng.Exact(), ng.ConstantDamping(1.0), ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(model, family(), ng.Exact(), ng.ConstantDamping(1.0), step=ng.ConstantStep(0.1))
     params, batch = 0.1 * normal(2, 2, size), (x, y, mask)
     state = opt.init(params, batch)
     with jax.debug_nans(True):
@@ -204,7 +204,7 @@ def test_targets_that_cannot_be_are_refused(name):
     """By `init` and `step` with place and value; by a compiled step with a result, and nothing changes."""
     objective, change, message = TARGETS[name]
     params, (x, y) = classifier_problem()
-    opt = ng.NaturalGradient(classifier, objective, ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(classifier, objective, ng.Exact(), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1))
     broken = x, change(y)
     for use in (lambda: opt.init(params, broken), lambda: ng.Problem(classifier, objective, params, broken)):
         with pytest.raises(ValueError, match=message):
@@ -224,7 +224,9 @@ def test_targets_that_cannot_be_are_refused(name):
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
 def test_weights_that_cannot_be_are_refused(weight):
     params, (x, y) = classifier_problem()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(
+        classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1)
+    )
     weights = jnp.ones(12).at[2].set(weight)
     with pytest.raises(ValueError, match="the weight of example 2 is .*finite and not negative"):
         opt.init(params, (x, y, weights))
@@ -234,7 +236,9 @@ def test_weights_that_cannot_be_are_refused(weight):
 
 def test_a_column_of_labels_is_a_list_of_labels():
     params, (x, y) = classifier_problem()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(
+        classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1)
+    )
     ends = [opt.step(params, opt.init(params, (x, own)), (x, own)) for own in (y, y[:, None])]
     assert_close(ends[0][0], ends[1][0], rtol=1e-12)
     with pytest.raises(ValueError, match="target of shape \\(\\) for the output of one example, but got \\(2,\\)"):
@@ -286,8 +290,8 @@ TRAINABLE = {
 def test_ways_to_say_what_is_trained(name):
     params, batch = classifier_problem()
     chosen = TRAINABLE[name]() if name == "generator" else TRAINABLE[name]
-    parts = ng.Diagonal(), ng.ConstantDamping(0.1), ng.ConstantStep()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), *parts, trainable=chosen)
+    parts = dict(structure=ng.Diagonal(), damping=ng.ConstantDamping(0.1), step=ng.ConstantStep())
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), **parts, trainable=chosen)
     after, _, _ = opt.step(params, opt.init(params, batch), batch)
     assert_close(after["first"], params["first"])
     moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), after["second"], params["second"])
@@ -405,7 +409,8 @@ def test_the_loss_of_a_step_is_that_of_the_model_on_its_batch():
     true = -jnp.mean(jax.vmap(ng.Categorical().log_prob)(coupled(params, x), y))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (x, y))
     for check in (True, False):
-        opt = ng.NaturalGradient(coupled, ng.Categorical(), ng.Diagonal(), step=ng.ConstantStep(0.1), check=check)
+        term = ng.Term(coupled, ng.Categorical(), check=check)
+        opt = ng.NaturalGradient(term, structure=ng.Diagonal(), step=ng.ConstantStep(0.1))
         after, _, info = jax.jit(opt.step)(params, opt.init(params, shapes), (x, y))
         np.testing.assert_allclose(info.loss, true, rtol=1e-12)
         assert (info.result == ng.STEP_RESULTS.coupled) == check and bool(info.accepted) == (not check)
@@ -448,7 +453,7 @@ def test_a_first_batch_that_cannot_be_used_says_so_outside_jit_too(name):
 @pytest.mark.parametrize("step", [ng.TrustRegion, ng.GridLineSearch])
 def test_numbers_of_a_batch_that_cannot_be_used_are_not_known(step):
     params, (x, y) = classifier_problem()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), step())
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), step=step())
     _, _, info = jax.jit(opt.step)(params, opt.init(params, (x, y)), (x, y.at[0].set(-1)))
     assert info.result == ng.STEP_RESULTS.invalid_batch
     assert not bool(info.loss_after.is_known) and not bool(info.actual_decrease.is_known)
@@ -539,17 +544,17 @@ def test_states_are_written_and_read_by_flax():
 def test_weight_decay_by_path_and_by_schedule():
     params, batch = classifier_problem()
     build = lambda **options: ng.NaturalGradient(
-        classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), ng.ConstantStep(0.5), **options
+        classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.5), **options
     )
     step = lambda opt: opt.step(params, opt.init(params, batch), batch)[0]
-    plain, decayed = step(build()), step(build(weight_decay={"params['first']": 0.2}))
+    plain, decayed = step(build()), step(build(penalty=ng.WeightDecay({"params['first']": 0.2})))
     assert_close(decayed["second"], plain["second"])
     expected = jax.tree.map(lambda after, before: after - 0.5 * 0.2 * before, plain["first"], params["first"])
     assert_close(decayed["first"], expected, rtol=1e-10)
-    scheduled = step(build(weight_decay=optax.exponential_decay(0.2, 10, 0.5)))
+    scheduled = step(build(penalty=ng.WeightDecay(optax.exponential_decay(0.2, 10, 0.5))))
     assert_close(scheduled["first"], expected, rtol=1e-10)
-    with pytest.raises(ValueError, match="no parameter at `third`, which is a path in `weight_decay`"):
-        step(build(weight_decay={"third": 0.1}))
+    with pytest.raises(ValueError, match="no parameter at `third`, which is a path in `WeightDecay`"):
+        step(build(penalty=ng.WeightDecay({"third": 0.1})))
 
 
 SCHEDULED = {
@@ -558,7 +563,7 @@ SCHEDULED = {
     "patience": lambda s: ng.CrossValidated(patience=s),
     "part": lambda s: ng.KFAC(part=s),
     "scale": lambda s: ng.ConstantDamping(scale=s),
-    "l2": lambda s: ng.NaturalGradient(classifier, ng.Categorical(), l2=s),
+    "l2": lambda s: ng.L2(s),
     "first size": lambda s: ng.ArmijoLineSearch(initial=s),
 }
 
