@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import ravel
+from helpers import compiled_step, one_step, ravel
 from models import normal
 from zoo import affine, classifier, classifier_problem
 
@@ -37,10 +37,6 @@ STRUCTURES = {
     "diagonal": lambda: ng.Diagonal(),
     "kfac": lambda: ng.KFAC(factored=False),
 }
-
-
-def one_step(opt, params, batch, key=None):
-    return jax.jit(opt.step)(params, opt.init(params, batch), batch, key)
 
 
 @pytest.mark.sample(2)
@@ -200,7 +196,7 @@ def test_steps_are_those_of_fisher_scoring(family):
         lambda w, x: x @ w, ours, ng.Exact(ng.Cholesky()), ng.ConstantDamping(0.0), step=ng.ConstantStep(1.0)
     )
     w = jnp.asarray(start)
-    step, state = jax.jit(opt.step), opt.init(w, (jnp.asarray(x), jnp.asarray(y)))
+    step, state = compiled_step(opt), opt.init(w, (jnp.asarray(x), jnp.asarray(y)))
     glm = sm.GLM(y, x, family=kinds[family])
     for count in range(1, 5):
         w, state, _ = step(w, state, (jnp.asarray(x), jnp.asarray(y)))
@@ -213,7 +209,7 @@ def test_the_quadratic_model_is_exact_and_knows_the_minimum_of_a_quadratic():
     params = {"w": normal(3, 4, 2), "b": normal(4, 2)}
     linear = lambda params, x: affine(x, **params)
     opt = ng.NaturalGradient(linear, ng.LeastSquares(), ng.Exact(), ng.LevenbergMarquardt(initial=1e-9, every=1))
-    step, state = jax.jit(opt.step), opt.init(params, (x, y))
+    step, state = compiled_step(opt), opt.init(params, (x, y))
     moved, state, info = step(params, state, (x, y))
     np.testing.assert_allclose([info.step_size, info.momentum, info.cosine], [1.0, 0.0, 1.0], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(info.actual_decrease / info.predicted_decrease, 1.0, rtol=1e-8)
@@ -228,7 +224,7 @@ def test_the_quadratic_model_is_exact_and_knows_the_minimum_of_a_quadratic():
 def test_step_size_and_momentum_minimise_the_quadratic_model():
     params, (x, y) = classifier_problem()
     opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.KFAC(), ng.ConstantDamping(0.1))
-    step, state = jax.jit(opt.step), opt.init(params, (x, y))
+    step, state = compiled_step(opt), opt.init(params, (x, y))
     before, state, _ = step(params, state, (x, y))
     after, new, info = step(before, state, (x, y))
     gradient = ravel(jax.grad(loss)(before, x, y))
@@ -251,7 +247,7 @@ def test_spring_stays_close_to_the_last_update():
         step=ng.ConstantStep(1.0),
         momentum=ng.Spring(0.9),
     )
-    step, state = jax.jit(opt.step), opt.init(params, (x, y))
+    step, state = compiled_step(opt), opt.init(params, (x, y))
     before, state, _ = step(params, state, (x, y))
     after, *_ = step(before, state, (x, y))
     last = ravel(before) - ravel(params)
@@ -291,7 +287,7 @@ def test_steps_are_as_long_as_new_batches_agree():
     for radius in (1e3, 1e-6):
         rule = ng.CrossValidated(0.8, patience=0.5, radius=radius)
         opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), step=rule)
-        w, state, step = params, opt.init(params, batches[0]), jax.jit(opt.step)
+        w, state, step = params, opt.init(params, batches[0]), compiled_step(opt)
         directions, cosines, length, size = [], [], 1.0, 0.0
         for batch in batches:
             g = ravel(jax.grad(loss)(w, *batch))
@@ -322,7 +318,7 @@ def test_steps_are_whole_without_noise_and_short_where_all_is_noise():
         lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.ConstantDamping(1e-9), step=ng.CrossValidated(radius=1e9)
     )
     w = jnp.ones(3)
-    state, step = opt.init(w, (x, noise)), jax.jit(opt.step)
+    state, step = opt.init(w, (x, noise)), compiled_step(opt)
     for expected in (0.0, 1.0):
         w, state, info = step(w, state, (x, noise))
         np.testing.assert_allclose(info.step_size, expected, rtol=1e-6)
@@ -342,7 +338,7 @@ def test_an_average_that_batches_speak_against_is_begun_anew():
         lambda w, x: x * w, ng.LeastSquares(), ng.Exact(), ng.ConstantDamping(1e-3), step=ng.CrossValidated(radius=1e-3)
     )
     w, x = jnp.zeros(()), jnp.ones(4)
-    state, step = opt.init(w, (x, x)), jax.jit(opt.step)
+    state, step = opt.init(w, (x, x)), compiled_step(opt)
     for target in [1000.0] * 4 + [-1.0] * 14:
         w, state, info = step(w, state, (x, target * x))
     # Averaged with those of the first batches, it would still be above 100.
@@ -356,7 +352,7 @@ def test_huge_natural_gradients_at_first_do_not_lead_past_the_minimum():
     rate = lambda w, x: w + jnp.zeros_like(x)
     opt = ng.NaturalGradient(rate, ng.Poisson(), ng.Exact(), step=ng.CrossValidated())
     w, batch = jnp.asarray(-5.0), (jnp.zeros(4), jnp.asarray([0.0, 1.0, 1.0, 2.8]))
-    state, step = opt.init(w, batch), jax.jit(opt.step)
+    state, step = opt.init(w, batch), compiled_step(opt)
     accepted = []
     for _ in range(50):
         w, state, info = step(w, state, batch)
@@ -483,7 +479,7 @@ def test_factors_are_averaged_and_inverted_when_they_are_due():
     opt = ng.NaturalGradient(
         classifier, ng.Categorical(), structure, ng.ConstantDamping(0.1), step=ng.ConstantStep(0.01)
     )
-    step, state = jax.jit(opt.step), opt.init(params, (x, y))
+    step, state = compiled_step(opt), opt.init(params, (x, y))
     weights, inverses = [], []
     for _ in range(9):
         params, state, _ = step(params, state, (x, y))
@@ -505,7 +501,7 @@ def test_staggered_blocks_take_turns():
     opt = ng.NaturalGradient(
         classifier, ng.Categorical(), structure, ng.ConstantDamping(0.1), step=ng.ConstantStep(0.01)
     )
-    step, state = jax.jit(opt.step), opt.init(params, (x, y))
+    step, state = compiled_step(opt), opt.init(params, (x, y))
     seen = []
     for _ in range(13):
         params, state, _ = step(params, state, (x, y))
@@ -540,7 +536,7 @@ def test_inner_solves_of_networks_lower_the_loss_and_follow_given_gradients():
     params, (x, y) = classifier_problem()
     opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.InnerSolve(optax.adam(0.1), 5), step=ng.ConstantStep(1.0))
     assert isinstance(opt.damping, ng.NoDamping)
-    w, state, step = params, opt.init(params, (x, y)), jax.jit(opt.step)
+    w, state, step = params, opt.init(params, (x, y)), compiled_step(opt)
     losses = []
     for _ in range(8):
         w, state, info = step(w, state, (x, y))
