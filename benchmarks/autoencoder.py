@@ -80,7 +80,7 @@ def loss(params, x):
 
 
 def optimiser(part: float, **options: Any) -> ng.NaturalGradient:
-    return ng.NaturalGradient(model, ng.Bernoulli(), structure=ng.KFAC(part=part), l2=L2, **options)
+    return ng.NaturalGradient(model, ng.Bernoulli(), structure=ng.KFAC(part=part), penalty=ng.L2(L2), **options)
 
 
 def run(advance: Callable[[float], None]) -> Table:

@@ -17,7 +17,9 @@ class Constructors(griffe.Extension):
 
 
 def default(value):
-    """The default of a field, also where it stands inside `eqx.field(...)`."""
+    """The default of a field, also where it stands inside `eqx.field(...)` or `number(...)`."""
+    if isinstance(value, griffe.ExprCall) and str(value.function) == "number":
+        return value.arguments[0]
     if isinstance(value, griffe.ExprCall) and str(value.function) == "eqx.field":
         keywords = {a.name: a.value for a in value.arguments if isinstance(a, griffe.ExprKeyword)}
         return keywords.get("default")

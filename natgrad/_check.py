@@ -145,6 +145,20 @@ def aligned(y: Any, shape: tuple[int, ...], label: str) -> Array:
     return target.reshape(shape)
 
 
+def as_number(value: Any) -> Any:
+    """A number as a weakly typed scalar, which promotes like the number does and can change without a new compilation.
+    Arrays, schedules and whatever else is not a number stay as they are."""
+    if not isinstance(value, bool | int | float | np.number):
+        return value
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(float(value))
+
+
+def number(default: Any) -> Any:
+    """A field of a module that holds a number (or a schedule, or nothing)."""
+    return eqx.field(default=default, converter=as_number)
+
+
 def check_number(
     value: Any,
     name: str,
@@ -152,13 +166,13 @@ def check_number(
     least: int | None = None,
     above: int | None = None,
     most: int | None = None,
-    below: float | int | None = None,
+    below: Any = None,
     schedules: bool = False,
 ) -> None:
     """Refuse what is neither a number between the given bounds nor, where allowed, a schedule. Traced numbers pass."""
     bounds = [
         f"of at least {least}" if least is not None else f"above {above}" if above is not None else "",
-        f"of at most {most}" if most is not None else f"below {below}" if below is not None else "",
+        f"of at most {most}" if most is not None else f"below {_shown(below)}" if below is not None else "",
     ]
     wanted = " ".join(["a number", " and ".join(filter(None, bounds))]).strip()
     wanted += " or a schedule" if schedules else ""
@@ -169,7 +183,7 @@ def check_number(
             f"{caller()} needs {name} to be {wanted}, but got a function: a schedule is not possible here, since it "
             "would be read once and then ignored."
         )
-    if not is_concrete(value):
+    if not is_concrete((value, below)):
         return
     is_number = isinstance(value, bool | int | float | np.number) or getattr(value, "shape", None) == ()
     if not is_number or not jnp.issubdtype(jnp.result_type(value), jnp.number):
@@ -182,7 +196,12 @@ def check_number(
         below is None or number < below,
     ]
     if not all(is_inside):
-        raise ValueError(f"{caller()} needs {name} to be {wanted}, but got {value}.")
+        raise ValueError(f"{caller()} needs {name} to be {wanted}, but got {_shown(value)}.")
+
+
+def _shown(value: Any) -> str:
+    """A number with as many digits as it takes; an array of single precision would show those of double precision."""
+    return str(np.asarray(value)) if isinstance(value, jax.Array) else str(value)
 
 
 def check_damping(damping: Any) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from natgrad._check import caller, check_number
+from natgrad._check import caller
 from natgrad._types import Scalar
 
 
@@ -123,15 +123,6 @@ def as_callable(function: Callable) -> Any:
 
 
 Option = TypeVar("Option")
-
-
-def numbers_by_path(value: Any, name: str, *, schedules: bool = False) -> dict[str, Any]:
-    """Nonnegative numbers by path, from the argument `name`: one number for all parameters, or a mapping from paths."""
-    numbers = {str(path): number for path, number in value.items()} if isinstance(value, Mapping) else {"": value}
-    for path, number in numbers.items():
-        argument = f"`{name}[{path!r}]`" if isinstance(value, Mapping) else f"`{name}`"
-        check_number(number, argument, least=0, schedules=schedules)
-    return numbers
 
 
 def option_for(options: Mapping[str, Option], name: str) -> Option | None:

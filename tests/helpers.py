@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -189,3 +190,18 @@ def projection(case: FamilyCase) -> np.ndarray:
     symmetric = lambda leaf: (leaf + jnp.swapaxes(leaf, -1, -2)) / 2 if leaf.ndim == 2 else leaf
     unravel = ravel_pytree(case.eta)[1]
     return columns(jax.vmap(lambda e: jax.tree.map(symmetric, unravel(e)))(jnp.eye(size)))
+
+
+@eqx.filter_jit
+def _step(opt, params, state, batch, key):
+    return opt.step(params, state, batch, key)
+
+
+def compiled_step(opt: ng.NaturalGradient) -> Callable:
+    """`opt.step`, compiled once for all optimisers that differ in numbers only and for all batches of a shape."""
+    return lambda params, state, batch, key=None: _step(opt, params, state, batch, key)
+
+
+def one_step(opt: ng.NaturalGradient, params, batch, key=None):
+    """The first step of an optimiser."""
+    return compiled_step(opt)(params, opt.init(params, batch), batch, key)

@@ -1,15 +1,15 @@
 """What the optimiser makes of its batches and parameters: weights of positions, padding, labels that cannot be, leaves
 that are not to be trained; and that what a step reports is true."""
 
-import functools
 import warnings
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, ravel
+from helpers import assert_close, compiled_step, ravel
 from models import normal
 from zoo import classifier, classifier_problem, integers
 
@@ -48,17 +48,10 @@ def optimiser(name, objective=None, **options):
     )
 
 
-@functools.cache
-def compiled(name, ignored=None):
-    """One compiled step a structure, for all tests of padding."""
-    opt = optimiser(name, ng.Likelihood(ng.Categorical(), ignore_label=ignored))
-    return opt, jax.jit(opt.step)
-
-
 def one_step(name, batch, params=None, ignored=None):
-    opt, step = compiled(name, ignored)
+    opt = optimiser(name, ng.Likelihood(ng.Categorical(), ignore_label=ignored))
     params = sequences()[0] if params is None else params
-    return step(params, opt.init(params, jax.tree.map(jnp.asarray, batch)), batch)
+    return compiled_step(opt)(params, opt.init(params, jax.tree.map(jnp.asarray, batch)), batch)
 
 
 # Padding and weights -------------------------------------------------------------------------------------------------
@@ -109,7 +102,7 @@ def test_losses_and_gradients_of_weighed_positions_are_those_of_their_sum():
         return jnp.sum(weights * each) / jnp.sum(jnp.max(weights, axis=1))
 
     opt = optimiser("exact", damping=ng.ConstantDamping(1e9), step=ng.ConstantStep(1.0))
-    after, _, info = opt.step(params, opt.init(params, (x, y, weights)), (x, y, weights))
+    after, _, info = helpers.one_step(opt, params, (x, y, weights))
     np.testing.assert_allclose(info.loss, cost(params), rtol=1e-12)
     gradient = jax.tree.map(lambda a, b: 1e9 * (a - b), params, after)
     np.testing.assert_allclose(ravel(gradient), ravel(jax.grad(cost)(params)), atol=1e-6)
@@ -135,12 +128,12 @@ def test_the_exact_metric_of_weighed_positions_is_the_hessian_of_their_divergenc
 def test_weights_of_low_precision_are_summed_in_single_precision():
     params, (x, y) = classifier_problem()
     rows = np.arange(1002) % 12
-    parts = ng.Diagonal(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1)
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), *parts, micro_batches=4)
+    parts = dict(structure=ng.Diagonal(), damping=ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), **parts, micro_batches=4)
     losses = []
     for weights in (jnp.ones(1002), jnp.full(1002, 100, jnp.float16), jnp.ones(1002, jnp.bfloat16)):
         batch = x[rows], y[rows], weights
-        losses.append(jax.jit(opt.step)(params, opt.init(params, batch), batch)[2].loss)
+        losses.append(compiled_step(opt)(params, opt.init(params, batch), batch)[2].loss)
     np.testing.assert_allclose(losses[1:], losses[0], rtol=1e-6)
 
 
@@ -152,7 +145,7 @@ def test_a_part_without_weight_is_no_metric(options):
     weights = jnp.ones(12).at[::4].set(0.0)
     options = {"structure": ng.Diagonal(), "damping": ng.ConstantDamping(0.01), "step": ng.ConstantStep(0.1)} | options
     opt = ng.NaturalGradient(classifier, ng.Categorical(), **options)
-    step, state = jax.jit(opt.step), opt.init(params, (x, y, weights))
+    step, state = compiled_step(opt), opt.init(params, (x, y, weights))
     after, state, info = step(params, state, (x, y, weights))
     assert info.result == ng.STEP_RESULTS.invalid_batch and float(state.structure.average.weight) == 0
     assert_close(after, params)
@@ -169,7 +162,7 @@ def test_padding_stays_inside_the_domain_of_a_family(family):
     model = model if size == 2 else (lambda params, x: -jnp.exp(x @ params)[..., 0])
     x, mask = normal(1, 4, 3, 2), jnp.ones((4, 3)).at[1, 2].set(0.0).at[3, 0].set(0.0)
     y = jnp.full((4, 3), 2.0 if family is not ng.Beta else 0.5)
-    opt = ng.NaturalGradient(model, family(), ng.Exact(), ng.ConstantDamping(1.0), ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(model, family(), ng.Exact(), ng.ConstantDamping(1.0), step=ng.ConstantStep(0.1))
     params, batch = 0.1 * normal(2, 2, size), (x, y, mask)
     state = opt.init(params, batch)
     with jax.debug_nans(True):
@@ -204,7 +197,7 @@ def test_targets_that_cannot_be_are_refused(name):
     """By `init` and `step` with place and value; by a compiled step with a result, and nothing changes."""
     objective, change, message = TARGETS[name]
     params, (x, y) = classifier_problem()
-    opt = ng.NaturalGradient(classifier, objective, ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(classifier, objective, ng.Exact(), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1))
     broken = x, change(y)
     for use in (lambda: opt.init(params, broken), lambda: ng.Problem(classifier, objective, params, broken)):
         with pytest.raises(ValueError, match=message):
@@ -213,29 +206,33 @@ def test_targets_that_cannot_be_are_refused(name):
     state = opt.init(params, good)
     with pytest.raises(ValueError, match=message):
         opt.step(params, state, broken)
-    after, later, info = jax.jit(opt.step)(params, state, broken)
+    after, later, info = compiled_step(opt)(params, state, broken)
     assert info.result == ng.STEP_RESULTS.invalid_batch and not bool(info.accepted)
     assert_close(after, params)
     # A weight of zero leaves the example out.
     weights = jnp.ones(12).at[np.array([2, 3, 4, 5, 7])].set(0.0)
-    assert bool(opt.step(params, state, (*broken, weights))[2].accepted)
+    assert bool(helpers.one_step(opt, params, (*broken, weights))[2].accepted)
 
 
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
 def test_weights_that_cannot_be_are_refused(weight):
     params, (x, y) = classifier_problem()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
+    opt = ng.NaturalGradient(
+        classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1)
+    )
     weights = jnp.ones(12).at[2].set(weight)
     with pytest.raises(ValueError, match="the weight of example 2 is .*finite and not negative"):
         opt.init(params, (x, y, weights))
-    _, _, info = jax.jit(opt.step)(params, opt.init(params, (x, y)), (x, y, weights))
+    _, _, info = compiled_step(opt)(params, opt.init(params, (x, y)), (x, y, weights))
     assert info.result == ng.STEP_RESULTS.invalid_batch
 
 
 def test_a_column_of_labels_is_a_list_of_labels():
     params, (x, y) = classifier_problem()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), ng.ConstantStep(0.1))
-    ends = [opt.step(params, opt.init(params, (x, own)), (x, own)) for own in (y, y[:, None])]
+    opt = ng.NaturalGradient(
+        classifier, ng.Categorical(), ng.Exact(), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1)
+    )
+    ends = [helpers.one_step(opt, params, (x, own)) for own in (y, y[:, None])]
     assert_close(ends[0][0], ends[1][0], rtol=1e-12)
     with pytest.raises(ValueError, match="target of shape \\(\\) for the output of one example, but got \\(2,\\)"):
         opt.init(params, (x, jnp.stack([y, y], axis=1)))
@@ -286,9 +283,9 @@ TRAINABLE = {
 def test_ways_to_say_what_is_trained(name):
     params, batch = classifier_problem()
     chosen = TRAINABLE[name]() if name == "generator" else TRAINABLE[name]
-    parts = ng.Diagonal(), ng.ConstantDamping(0.1), ng.ConstantStep()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), *parts, trainable=chosen)
-    after, _, _ = opt.step(params, opt.init(params, batch), batch)
+    parts = dict(structure=ng.Diagonal(), damping=ng.ConstantDamping(0.1), step=ng.ConstantStep())
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), **parts, trainable=chosen)
+    after, _, _ = helpers.one_step(opt, params, batch)
     assert_close(after["first"], params["first"])
     moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), after["second"], params["second"])
     assert all(jax.tree.leaves(moved))
@@ -314,7 +311,7 @@ def test_complex_parameters_are_refused_unless_they_are_not_trained():
     opt = ng.NaturalGradient(
         model, ng.Categorical(), ng.Diagonal(), step=ng.ConstantStep(0.1), trainable={"params['phase']": False}
     )
-    after, _, _ = opt.step(given, opt.init(given, batch), batch)
+    after, _, _ = helpers.one_step(opt, given, batch)
     assert_close(after["phase"], given["phase"])
 
 
@@ -349,7 +346,7 @@ def test_flax_variables_are_trained_without_their_statistics():
     variables = net.init(jax.random.key(0), x, train=False)
     model = lambda variables, x: net.apply(variables, x, train=False)
     opt = ng.NaturalGradient(model, ng.Categorical(), ng.Diagonal(), trainable={"params": True, "batch_stats": False})
-    after, _, info = jax.jit(opt.step)(variables, opt.init(variables, (x, y)), (x, y))
+    after, _, info = compiled_step(opt)(variables, opt.init(variables, (x, y)), (x, y))
     assert bool(info.accepted)
     assert_close(after["batch_stats"], variables["batch_stats"])
 
@@ -378,7 +375,7 @@ def test_healthy_steps_pass_under_debug_nans(name):
     params, batch = classifier_problem()
     opt = ng.NaturalGradient(classifier, ng.Categorical(), STRUCTURES[name]())
     state = opt.init(params, batch)
-    step = jax.jit(opt.step)
+    step = compiled_step(opt)
     with jax.debug_nans(True):
         for number in range(6):
             params, state, info = step(params, state, batch, jax.random.key(number))
@@ -395,7 +392,7 @@ def test_step_rules_pass_under_debug_nans(step):
     state = opt.init(params, batch)
     with jax.debug_nans(True):
         for number in range(3):
-            params, state, _ = jax.jit(opt.step)(params, state, batch, jax.random.key(number))
+            params, state, _ = compiled_step(opt)(params, state, batch, jax.random.key(number))
 
 
 def test_the_loss_of_a_step_is_that_of_the_model_on_its_batch():
@@ -405,8 +402,9 @@ def test_the_loss_of_a_step_is_that_of_the_model_on_its_batch():
     true = -jnp.mean(jax.vmap(ng.Categorical().log_prob)(coupled(params, x), y))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (x, y))
     for check in (True, False):
-        opt = ng.NaturalGradient(coupled, ng.Categorical(), ng.Diagonal(), step=ng.ConstantStep(0.1), check=check)
-        after, _, info = jax.jit(opt.step)(params, opt.init(params, shapes), (x, y))
+        term = ng.Term(coupled, ng.Categorical(), check=check)
+        opt = ng.NaturalGradient(term, structure=ng.Diagonal(), step=ng.ConstantStep(0.1))
+        after, _, info = compiled_step(opt)(params, opt.init(params, shapes), (x, y))
         np.testing.assert_allclose(info.loss, true, rtol=1e-12)
         assert (info.result == ng.STEP_RESULTS.coupled) == check and bool(info.accepted) == (not check)
         if check:
@@ -448,8 +446,8 @@ def test_a_first_batch_that_cannot_be_used_says_so_outside_jit_too(name):
 @pytest.mark.parametrize("step", [ng.TrustRegion, ng.GridLineSearch])
 def test_numbers_of_a_batch_that_cannot_be_used_are_not_known(step):
     params, (x, y) = classifier_problem()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), step())
-    _, _, info = jax.jit(opt.step)(params, opt.init(params, (x, y)), (x, y.at[0].set(-1)))
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), step=step())
+    _, _, info = compiled_step(opt)(params, opt.init(params, (x, y)), (x, y.at[0].set(-1)))
     assert info.result == ng.STEP_RESULTS.invalid_batch
     assert not bool(info.loss_after.is_known) and not bool(info.actual_decrease.is_known)
 
@@ -477,7 +475,7 @@ def test_parts_of_the_parameters_by_optax(kind):
     else:
         whole = optax.multi_transform({"natural": natural, "plain": optax.set_to_zero()}, labels)
     gradient = loss_gradient(params, batch)
-    updates, _ = whole.update(gradient, whole.init(params), params, batch=batch, all_params=params)
+    updates, _ = jax.jit(whole.update)(gradient, whole.init(params), params, batch=batch, all_params=params)
     only = ng.scale_by_natural_gradient(
         lambda own, x: classifier({**params, **own}, x),
         ng.Categorical(),
@@ -486,7 +484,7 @@ def test_parts_of_the_parameters_by_optax(kind):
         ng.ConstantDamping(0.1),
     )
     own = {"second": params["second"]}
-    expected, _ = only.update({"second": gradient["second"]}, only.init(own), own, batch=batch)
+    expected, _ = jax.jit(only.update)({"second": gradient["second"]}, only.init(own), own, batch=batch)
     assert_close(updates["second"], expected["second"], rtol=1e-10)
     # `masked` passes on what it leaves out, and `set_to_zero` does not.
     others = gradient["first"] if kind == "masked" else jax.tree.map(jnp.zeros_like, gradient["first"])
@@ -507,7 +505,7 @@ def test_parameters_that_optax_leaves_out_have_to_be_given():
 def test_optax_leaves_frozen_parameters_alone():
     params, batch = classifier_problem()
     natural = transformation(batch, trainable={"params['first']": False})
-    updates, _ = natural.update(loss_gradient(params, batch), natural.init(params), params, batch=batch)
+    updates, _ = jax.jit(natural.update)(loss_gradient(params, batch), natural.init(params), params, batch=batch)
     assert_close(updates["first"], jax.tree.map(jnp.zeros_like, params["first"]))
 
 
@@ -527,7 +525,7 @@ def test_states_are_written_and_read_by_flax():
     params, batch = classifier_problem()
     opt = ng.NaturalGradient(classifier, ng.Categorical(), ng.Diagonal(), step=ng.ConstantStep(0.1))
     start = opt.init(params, batch)
-    after, state, _ = opt.step(params, start, batch)
+    after, state, _ = compiled_step(opt)(params, start, batch)
     read = serialization.from_bytes(start, serialization.to_bytes(state))
     assert jax.tree.structure(read) == jax.tree.structure(state)
     assert_close(jax.tree.leaves(read), jax.tree.leaves(state))
@@ -539,17 +537,17 @@ def test_states_are_written_and_read_by_flax():
 def test_weight_decay_by_path_and_by_schedule():
     params, batch = classifier_problem()
     build = lambda **options: ng.NaturalGradient(
-        classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), ng.ConstantStep(0.5), **options
+        classifier, ng.Categorical(), ng.Diagonal(), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.5), **options
     )
-    step = lambda opt: opt.step(params, opt.init(params, batch), batch)[0]
-    plain, decayed = step(build()), step(build(weight_decay={"params['first']": 0.2}))
+    step = lambda opt: helpers.one_step(opt, params, batch)[0]
+    plain, decayed = step(build()), step(build(penalty=ng.WeightDecay({"params['first']": 0.2})))
     assert_close(decayed["second"], plain["second"])
     expected = jax.tree.map(lambda after, before: after - 0.5 * 0.2 * before, plain["first"], params["first"])
     assert_close(decayed["first"], expected, rtol=1e-10)
-    scheduled = step(build(weight_decay=optax.exponential_decay(0.2, 10, 0.5)))
+    scheduled = step(build(penalty=ng.WeightDecay(optax.exponential_decay(0.2, 10, 0.5))))
     assert_close(scheduled["first"], expected, rtol=1e-10)
-    with pytest.raises(ValueError, match="no parameter at `third`, which is a path in `weight_decay`"):
-        step(build(weight_decay={"third": 0.1}))
+    with pytest.raises(ValueError, match="no parameter at `third`, which is a path in `WeightDecay`"):
+        step(build(penalty=ng.WeightDecay({"third": 0.1})))
 
 
 SCHEDULED = {
@@ -558,7 +556,7 @@ SCHEDULED = {
     "patience": lambda s: ng.CrossValidated(patience=s),
     "part": lambda s: ng.KFAC(part=s),
     "scale": lambda s: ng.ConstantDamping(scale=s),
-    "l2": lambda s: ng.NaturalGradient(classifier, ng.Categorical(), l2=s),
+    "l2": lambda s: ng.L2(s),
     "first size": lambda s: ng.ArmijoLineSearch(initial=s),
 }
 
@@ -595,7 +593,7 @@ def test_rows_that_are_never_read_do_not_dilute_the_damping(name):
     ends = []
     for params in (small, large):
         opt = ng.NaturalGradient(model, ng.Categorical(), STRUCTURES[name]())
-        after, _, info = opt.step(params, opt.init(params, batch), batch)
+        after, _, info = helpers.one_step(opt, params, batch)
         ends.append((float(info.damping), after["table"][:8]))
     if name == "exact":
         # It draws a sample, which is another one for another shape.

@@ -20,7 +20,7 @@ CONSTRUCTORS = {
     "two objectives": (
         lambda: ng.NaturalGradient(ng.Terms(a=ng.Term(classifier, ng.LeastSquares())), ng.LeastSquares()),
         ValueError,
-        "have objectives of their own",
+        "got `Terms`, which has objectives of its own",
     ),
     "class for structure": (
         lambda: ng.NaturalGradient(classifier, ng.Categorical(), ng.KFAC),
@@ -70,19 +70,37 @@ CONSTRUCTORS = {
         "`Spring` keeps the last update where damping decides",
     ),
     "decay of an unknown rate": (
-        lambda: ng.NaturalGradient(classifier, ng.Categorical(), weight_decay=0.1),
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), penalty=ng.WeightDecay(0.1)),
         ValueError,
-        "`weight_decay` is a part of the learning rate, but `QuadraticModel`",
+        "`WeightDecay` is a part of the learning rate, but `QuadraticModel`",
     ),
     "negative decay": (
-        lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.KLClip(), weight_decay=-0.1),
+        lambda: ng.WeightDecay(-0.1),
         ValueError,
-        "`weight_decay` to be a number of at least 0 or a schedule, but got -0.1",
+        "`WeightDecay` needs `value` to be a number of at least 0 or a schedule, but got -0.1",
     ),
-    "shrunk twice": (
-        lambda: ng.NaturalGradient(classifier, ng.Categorical(), step=ng.KLClip(), weight_decay=0.1, l2=0.1),
+    "negative l2": (
+        lambda: ng.L2({"params['w']": -0.1}),
         ValueError,
-        "shrink the parameters twice",
+        "`L2` needs `value\\[\"params\\['w'\\]\"\\]` to be a number of at least 0, but got -0.1",
+    ),
+    "number for a penalty": (
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), penalty=0.1),
+        TypeError,
+        "needs `penalty` to be `L2\\(value\\)` or `WeightDecay\\(value\\)`, but got `float`",
+    ),
+    "class for a guard": (
+        lambda: ng.NaturalGradient(classifier, ng.Categorical(), guard=ng.NoGuard),
+        TypeError,
+        "needs `guard` to be .* but got `NoGuard`. Write `NoGuard\\(\\)`",
+    ),
+    "rejections": (lambda: ng.Rollback(-1), ValueError, "`max_rejections` to be a whole number of at least 0"),
+    "threshold": (lambda: ng.Rollback(threshold=0.0), ValueError, "`threshold` to be a number above 0, but got 0.0"),
+    "guard decay": (lambda: ng.Rollback(decay=1.0), ValueError, "`decay` to be a number of at least 0 and below 1"),
+    "term and objective": (
+        lambda: ng.NaturalGradient(ng.Term(classifier, ng.LeastSquares()), ng.LeastSquares()),
+        ValueError,
+        "`NaturalGradient` got `Term`, which has objectives of its own, and an `objective`",
     ),
     "no micro-batch": (
         lambda: ng.NaturalGradient(classifier, ng.Categorical(), micro_batches=0),
@@ -196,7 +214,7 @@ INITS = {
         ValueError,
         "weights of a batch.*have shape \\(12, 3\\)",
     ),
-    "l2 path": (dict(l2={"params['third']": 0.1}), ValueError, "no parameter at `params\\['third'\\]`"),
+    "l2 path": (dict(penalty=ng.L2({"params['third']": 0.1})), ValueError, "no parameter at `params\\['third'\\]`"),
     "multiplier path": (
         dict(damping=ng.ConstantDamping(0.1, multipliers={"third": 2.0})),
         ValueError,
@@ -213,7 +231,7 @@ INITS = {
         "`InnerSolve` forms no metric",
     ),
     "units and l2": (
-        dict(damping=ng.ConstantDamping(0.1, shape="diagonal"), l2=0.1),
+        dict(damping=ng.ConstantDamping(0.1, shape="diagonal"), penalty=ng.L2(0.1)),
         ValueError,
         "`KFAC` cannot add `l2` to a metric that is damped relative",
     ),
@@ -245,11 +263,14 @@ def test_beginnings_that_cannot_work(name):
 
 def test_blocks_that_would_need_two_kinds_of_damping():
     params, data = classifier_problem()
-    opt = ng.NaturalGradient(classifier, ng.Categorical(), l2={"params['first']['w']": 0.1})
+    opt = ng.NaturalGradient(classifier, ng.Categorical(), penalty=ng.L2({"params['first']['w']": 0.1}))
     with pytest.raises(ValueError, match='share a block, but have different damping.*bias="separate"'):
         jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
     opt = ng.NaturalGradient(
-        classifier, ng.Categorical(), ng.KFAC(blocks=ng.BlockRules(bias="separate")), l2={"params['first']['w']": 0.1}
+        classifier,
+        ng.Categorical(),
+        ng.KFAC(blocks=ng.BlockRules(bias="separate")),
+        penalty=ng.L2({"params['first']['w']": 0.1}),
     )
     jax.eval_shape(opt.step, params, opt.init(params, data), data, None)
 

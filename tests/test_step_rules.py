@@ -1,33 +1,12 @@
 """Step rules on a quadratic cost in three dimensions: no model, nothing but its matrix."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quadratic import DAMPING, METRIC, TARGET, expansion
 
 import natgrad as ng
-from natgrad._optimiser.step.base import Expansion, Search, dot
-
-METRIC = np.array([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]])
-TARGET = np.array([1.0, -2.0, 0.5])
-DAMPING = 0.1
-
-
-def expansion(w=None, *, curvature=METRIC, steps=3) -> Expansion:
-    """A quadratic cost around `TARGET` with the metric `METRIC`, which is its Hessian unless told otherwise."""
-    w = jnp.zeros(3) if w is None else jnp.asarray(w)
-    cost = lambda w: (w - TARGET) @ jnp.asarray(curvature) @ (w - TARGET) / 2
-    return Expansion(
-        w=w,
-        loss=cost(w),
-        gradient=jax.grad(cost)(w),
-        steps=jnp.asarray(steps),
-        damping=jnp.asarray(DAMPING),
-        penalties=jnp.asarray(0.0),
-        loss_at=cost,
-        inner_products=lambda vectors: jnp.stack(vectors) @ jnp.asarray(METRIC) @ jnp.stack(vectors).T,
-        divergence=lambda other: (other - w) @ jnp.asarray(METRIC) @ (other - w) / 2,
-    )
+from natgrad import Expansion, Search
 
 
 def search(point: Expansion, rule, *, momentum=0.0, last=None) -> Search:
@@ -57,7 +36,7 @@ def test_a_clipped_step_is_no_longer_than_its_radius_and_never_longer_than_the_r
     rule = ng.KLClip(learning_rate=0.5, radius=radius)
     point = expansion()
     found, proposal = propose(rule, point)
-    half = -dot(point.gradient, found.natural) / 2
+    half = -jnp.vdot(point.gradient, found.natural) / 2
     assert proposal.step_size**2 * half <= radius * (1 + 1e-9)
     assert proposal.step_size <= 0.5
     assert (proposal.step_size == 0.5) == (0.25 * half <= radius)
@@ -108,7 +87,7 @@ def test_an_armijo_search_takes_the_first_size_with_enough_decrease():
     point = expansion(curvature=30 * METRIC)
     rule = ng.ArmijoLineSearch()
     found, proposal = propose(rule, point)
-    slope = float(dot(point.gradient, found.natural))
+    slope = float(jnp.vdot(point.gradient, found.natural))
     enough = lambda size: point.loss_at(point.w + size * found.natural) <= point.loss + rule.sufficient * size * slope
     assert bool(proposal.is_accepted) and enough(float(proposal.step_size))
     assert not enough(float(proposal.step_size) / rule.shrink)

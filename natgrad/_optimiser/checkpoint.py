@@ -16,8 +16,8 @@ from jaxtyping import PyTree
 
 from natgrad._check import public
 
-# What is written into every file, and raised whenever its form changes.
-FORMAT, VERSION = "natgrad checkpoint", 1
+# What is written into every file, and raised whenever its form, or the state of the optimiser, changes.
+FORMAT, VERSION = "natgrad checkpoint", 2
 
 
 @public
@@ -56,7 +56,7 @@ def load_checkpoint(path: str | os.PathLike, like: PyTree) -> PyTree:
     put on the same devices."""
     header, payload = _read(Path(path))
     wanted, treedef = jax.tree_util.tree_flatten_with_path(like)
-    _check_same(header["leaves"], wanted, path)
+    _check_same(header, wanted, path)
     found = []
     for number, (described, (_, leaf)) in enumerate(zip(header["leaves"], wanted, strict=True)):
         raw = payload[f"leaf{number}"].tobytes()
@@ -125,13 +125,19 @@ def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
     return header, payload
 
 
-def _check_same(described: list[dict], wanted: list, path: Any) -> None:
+def _check_same(header: dict, wanted: list, path: Any) -> None:
     facts = lambda leaf: ("key of " * _is_key(leaf) + str(_bare(leaf).dtype), list(_bare(leaf).shape))
     expected = {jax.tree_util.keystr(key_path): facts(leaf) for key_path, leaf in wanted}
     kind = lambda each: "key of " if each["key"] else ""
-    given = {each["path"]: (kind(each) + each["dtype"], list(each["shape"])) for each in described}
+    given = {each["path"]: (kind(each) + each["dtype"], list(each["shape"])) for each in header["leaves"]}
     if list(expected) != list(given):
         missing, extra = [p for p in expected if p not in given], [p for p in given if p not in expected]
+        if header["version"] < VERSION:
+            raise ValueError(
+                f"`{path}` was written by an older natgrad (version {header['version']} of the format; this one writes "
+                f"{VERSION}), whose optimisers remember other things: {missing[:3] or 'nothing'} missing, "
+                f"{extra[:3] or 'nothing'} in excess. Finish the run with the natgrad that wrote it, or start anew."
+            )
         raise ValueError(
             f"`{path}` holds another tree: {missing[:3] or 'nothing'} missing, {extra[:3] or 'nothing'} in excess"
             + (", or the same in another order. " if not missing and not extra else ". ")

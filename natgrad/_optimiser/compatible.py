@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from natgrad._optimiser.damping import AbstractDamping
+from natgrad._optimiser.damping import AbstractDamping, ConstantDamping, LevenbergMarquardt, NoDamping
 from natgrad._optimiser.momentum import AbstractMomentum, HeavyBall, NoMomentum, Spring
+from natgrad._optimiser.penalty import L2, AbstractPenalty, WeightDecay
 from natgrad._optimiser.step.base import AbstractStep
 from natgrad._optimiser.structure.base import AbstractStructure
 
 
-def check_types(**parts: tuple[Any, type, str]) -> None:
+def check_types(**parts: tuple[Any, Any, str]) -> None:
     """Refuse parts of the wrong kind: `name=(given, kind, examples)`."""
     for name, (given, kind, examples) in parts.items():
         if not isinstance(given, kind):
@@ -17,15 +18,18 @@ def check_types(**parts: tuple[Any, type, str]) -> None:
             raise TypeError(f"`NaturalGradient` needs `{name}` to be {examples}, but got `{shown}`.{hint}")
 
 
+def suitable_damping(structure: AbstractStructure, rule: AbstractStep) -> AbstractDamping:
+    """What damping suits a structure and a step rule, if nothing else is asked for."""
+    if not structure.is_damped:
+        return NoDamping()
+    return ConstantDamping() if rule.keeps_damping else LevenbergMarquardt()
+
+
 def check_together(
-    structure: AbstractStructure,
     damping: AbstractDamping,
     step: AbstractStep,
     momentum: AbstractMomentum,
-    *,
-    has_l2: bool,
-    has_weight_decay: bool,
-    micro_batches: int,
+    penalty: AbstractPenalty | None,
 ) -> None:
     """Refuse combinations that make no sense, with the reason."""
     rule = type(step).__name__
@@ -44,22 +48,14 @@ def check_together(
             f"`{rule}` averages natural gradients itself, and what new batches say of the average would not be "
             f"true of what `{type(momentum).__name__}` makes of it. Use `NoMomentum`, which is its default."
         )
-    if isinstance(momentum, Spring) and _is_zero(damping) and not has_l2:
+    has_l2, decays = (isinstance(penalty, kind) and not penalty.value.is_default for kind in (L2, WeightDecay))
+    if isinstance(momentum, Spring) and isinstance(damping, NoDamping) and not has_l2:
         raise ValueError(
-            "`Spring` keeps the last update where damping decides, and `ConstantDamping(0.0)` decides nowhere. Give "
-            "some damping, or use `NoMomentum`."
+            "`Spring` keeps the last update where damping decides, and there is none. Give some damping, or use "
+            "`NoMomentum`."
         )
-    if has_weight_decay and not step.keeps_learning_rate:
+    if decays and not step.keeps_learning_rate:
         raise ValueError(
-            f"`weight_decay` is a part of the learning rate, but `{rule}` finds its step size by a model of the loss, "
-            "which knows nothing of it. Use `l2`, which enters loss, metric and model."
+            f"`WeightDecay` is a part of the learning rate, but `{rule}` finds its step size by a model of the loss, "
+            "which knows nothing of it. Use `penalty=L2(...)`, which enters loss, metric and model."
         )
-    if has_weight_decay and has_l2:
-        raise ValueError("`l2` and `weight_decay` would shrink the parameters twice. Use one of them.")
-    if not isinstance(micro_batches, int) or micro_batches < 1:
-        raise ValueError(f"`micro_batches` needs a whole number of at least 1, but got {micro_batches}.")
-
-
-def _is_zero(damping: AbstractDamping) -> bool:
-    value = getattr(damping, "value", None)
-    return isinstance(value, int | float) and value == 0

@@ -1,59 +1,73 @@
 """What is added to a metric before it is inverted."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from natgrad._check import caller, check_number, public
+from natgrad._check import caller, check_number, is_concrete, number, public
+from natgrad._optimiser.by_path import LeafNumbers, by_path, spread
 from natgrad._optimiser.info import Info, Quantity
-from natgrad._tree import check_paths, option_for
 from natgrad._types import Scalar
 
 
 class DampingMatrix(NamedTuple):
-    r"""The diagonal matrix $D$ that is added to a metric: `strength` times a number for every parameter, plus the `l2`
-    coefficient of every parameter. With `is_relative` the first part is also multiplied by the diagonal of the metric.
-    `sizes` are those of the parameters."""
+    r"""The diagonal matrix $D$ that is added to a metric: `strength` (`None` without damping) times a multiplier for
+    every parameter, plus the `l2` coefficient of every parameter. With `is_relative` the first part is also multiplied
+    by the diagonal of the metric. `sizes` are those of the parameters."""
 
-    strength: Any
-    multipliers: tuple[float, ...]
-    l2: tuple[float, ...]
+    strength: Any | None
+    multipliers: LeafNumbers
+    l2: LeafNumbers
     is_relative: bool
     sizes: tuple[int, ...]
 
     def of_leaf(self, leaf: int) -> Any:
         """What is added to the diagonal at a parameter, besides what is relative to it."""
-        own = 0.0 if self.is_relative else self.strength * self.multipliers[leaf]
-        return own + self.l2[leaf]
+        return (0.0 if self.is_relative else self._damping(leaf)) + self.l2.at(leaf)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nothing is added, as far as that is known while a step is traced."""
+        return self.strength is None and self.l2.is_default
 
     @property
     def is_uniform(self) -> bool:
         """Whether the same number is added everywhere."""
-        return not self.is_relative and len(set(self.multipliers)) == len(set(self.l2)) == 1
+        return not self.is_relative and self.multipliers.is_uniform and self.l2.is_uniform
+
+    def is_shared(self, leaves: Sequence[int]) -> bool:
+        """Whether some parameters have the same multiplier and `l2`."""
+        return len({(self.multipliers.indices[leaf], self.l2.indices[leaf]) for leaf in leaves}) <= 1
 
     def entries(self, diagonal: Float[Array, " P"] | None = None) -> Any:
         """What is added to every entry, one number if that is the same, given the diagonal of the metric where it is
         relative to that."""
         if self.is_uniform:
             return self.of_leaf(0)
-        fixed = self._spread([self.of_leaf(leaf) for leaf in range(len(self.sizes))])
+        leaves = range(len(self.sizes))
+        fixed = spread([self.of_leaf(leaf) for leaf in leaves], self.sizes)
         if not self.is_relative:
             return fixed
         assert diagonal is not None
-        relative = self._spread([self.strength * m for m in self.multipliers])
+        relative = spread([self._damping(leaf) for leaf in leaves], self.sizes)
         return (fixed + relative * diagonal.astype(fixed.dtype)).astype(diagonal.dtype)
+
+    def of_block(self, leaf: int) -> Any:
+        """What is added to a block that holds a parameter, in units of its diagonal where it is relative to that."""
+        return self._damping(leaf) if self.is_relative else self.of_leaf(leaf)
 
     def penalties(self) -> Any:
         """The `l2` coefficient of every entry, one number if they are the same."""
-        return self.l2[0] if len(set(self.l2)) == 1 else self._spread(self.l2)
+        if self.l2.is_uniform:
+            return self.l2.at(0)
+        return spread([self.l2.at(leaf) for leaf in range(len(self.sizes))], self.sizes)
 
-    def _spread(self, values: Sequence[Any]) -> Float[Array, " P"]:
-        parts = zip(values, self.sizes, strict=True)
-        return jnp.concatenate([jnp.full(size, jnp.asarray(value, float)) for value, size in parts])
+    def _damping(self, leaf: int) -> Any:
+        return 0.0 if self.strength is None else self.strength * self.multipliers.at(leaf)
 
 
 class Reduction(NamedTuple):
@@ -76,17 +90,19 @@ class AbstractDamping(eqx.Module):
 
     The strength may start from the mean eigenvalue of the metric on the first batch. `shape` is what it multiplies: the
     `"identity"`, or the `"diagonal"` of the metric, which makes steps independent of the units of parameters.
-    `multipliers` are factors for the parameters at or below a path."""
+    `multipliers` are factors for the parameters at or below a path.
 
-    shape: str = eqx.field(default="identity", kw_only=True)
-    multipliers: Mapping[str, float] | None = eqx.field(default=None, kw_only=True)
+    A subclass states `strength`; one whose strength follows the run also `init` and `update`."""
 
+    shape: str = eqx.field(default="identity", kw_only=True, static=True)
+    multipliers: Any = eqx.field(default=None, kw_only=True, converter=by_path(1.0))
+
+    @public
     def __check_init__(self):
         name = type(self).__name__
         if self.shape not in ("identity", "diagonal"):
             raise ValueError(f'`{name}` needs a `shape` of "identity" or "diagonal", but got {self.shape!r}.')
-        for path, factor in (self.multipliers or {}).items():
-            check_number(factor, f"`multipliers[{path!r}]`", above=0)
+        self.multipliers.check("multipliers", above=0)
 
     def init(self) -> PyTree:
         """The state before the first step."""
@@ -98,9 +114,11 @@ class AbstractDamping(eqx.Module):
         return state
 
     @abstractmethod
-    def strength(self, state: PyTree, steps: Int[Array, ""]) -> Any: ...
+    def strength(self, state: PyTree, steps: Int[Array, ""]) -> Any:
+        """What to multiply the identity, or the diagonal of the metric, by; `None` for no damping at all."""
 
     def update(self, state: PyTree, outcome: Reduction) -> PyTree:
+        """The state after a step."""
         del outcome
         return state
 
@@ -111,6 +129,7 @@ class AbstractDamping(eqx.Module):
 
     @property
     def is_adaptive(self) -> bool:
+        """Whether `update` looks at the decrease of the loss."""
         return False
 
     @property
@@ -118,14 +137,26 @@ class AbstractDamping(eqx.Module):
         """Whether the mean eigenvalue of the metric is needed at the first step."""
         return False
 
-    def added(
-        self, strength: Any, l2: tuple[float, ...], names: tuple[str, ...], sizes: tuple[int, ...]
-    ) -> DampingMatrix:
-        chosen = self.multipliers or {}
-        check_paths(chosen, names, "multipliers")
-        each = [option_for(chosen, name) for name in names]
-        multipliers = tuple(1.0 if m is None else float(m) for m in each)
-        return DampingMatrix(strength, multipliers, l2, self.shape == "diagonal", sizes)
+    def matrix(self, strength: Any, l2: LeafNumbers, names: tuple[str, ...], sizes: tuple[int, ...]) -> DampingMatrix:
+        """What is added to the metric of parameters with some names and sizes."""
+        return DampingMatrix(
+            strength, self.multipliers.of_leaves(names, "multipliers"), l2, self.shape == "diagonal", sizes
+        )
+
+
+class NoDamping(AbstractDamping):
+    """No damping: the metric is solved with as it is, which needs a structure that can (`Exact` uses a pseudo-inverse).
+    `ConstantDamping(0.0)` is turned into it.
+
+    ```python
+    import natgrad as ng
+
+    ng.NaturalGradient(lambda w, x: x @ w, ng.Bernoulli(), ng.Exact(), ng.NoDamping(), step=ng.ConstantStep(1.0))
+    ```
+    """
+
+    def strength(self, state, steps):
+        return None
 
 
 class ConstantDamping(AbstractDamping):
@@ -139,8 +170,8 @@ class ConstantDamping(AbstractDamping):
       independent of the units of parameters.
     - `multipliers`: factors for the parameters at or below a path."""
 
-    value: Any = None
-    scale: float = 1.0
+    value: Any = number(None)
+    scale: Any = number(1.0)
 
     @public
     def __check_init__(self):
@@ -184,19 +215,19 @@ class LevenbergMarquardt(AbstractDamping):
     - `shape`, `multipliers`: as for `ConstantDamping`.
     """
 
-    initial: float | None = None
-    decay: float = 0.9
-    every: int = 5
-    low: float = 0.25
-    high: float = 0.75
-    growth: float = 4.0
-    minimum: float | None = None
-    maximum: float | None = None
+    initial: Any = number(None)
+    decay: Any = number(0.9)
+    every: int = eqx.field(default=5, static=True)
+    low: Any = number(0.25)
+    high: Any = number(0.75)
+    growth: Any = number(4.0)
+    minimum: Any = number(None)
+    maximum: Any = number(None)
 
     @public
     def __check_init__(self):
         if self.initial is not None:
-            hint = "(from 0 no factor leads away; use `ConstantDamping(0.0)` for none)"
+            hint = "(from 0 no factor leads away; use `NoDamping()` for none)"
             check_number(self.initial, f"`initial` {hint}", above=0)
         for name in ("minimum", "maximum"):
             if getattr(self, name) is not None:
@@ -243,3 +274,10 @@ class LevenbergMarquardt(AbstractDamping):
     @property
     def needs_mean(self):
         return True
+
+
+def without_zero(damping: AbstractDamping) -> AbstractDamping:
+    """The damping, or `NoDamping()` where it is a constant zero: solvers have to know that while a step is traced."""
+    value = damping.value if isinstance(damping, ConstantDamping) else None
+    is_zero = value is not None and not callable(value) and is_concrete(value) and float(value) == 0
+    return NoDamping() if is_zero else damping

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from natgrad._optimiser.guard import State
+from natgrad._optimiser.state import State
 
 
 def register_with_flax() -> None:

@@ -1,8 +1,7 @@
 """Guards a run against divergence: which losses are out of the ordinary, and whether a step is taken, rejected or taken
 back."""
 
-import dataclasses
-import functools
+from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,76 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from natgrad._optimiser.info import STEP_RESULTS, Info, Quantity
+from natgrad._check import check_number, number, public
 from natgrad._optimiser.momentum import Flat
 from natgrad._optimiser.step.base import Expansion, Proposal, dot
-from natgrad._optimiser.structure.base import Direction
 from natgrad._types import Scalar
-
-# How many times its usual spread a loss has to be above its mean for the last step to be looked at again.
-SUSPICIOUS = 3.0
-# Of the running averages.
-DECAY = 0.9
-
-
-class History(NamedTuple):
-    """Whether there was a sound step yet; the loss of the first; and running averages of the loss and of its spread."""
-
-    is_started: Bool[Array, ""]
-    first: Scalar
-    mean: Scalar
-    spread: Scalar
-
-    @classmethod
-    def empty(cls) -> "History":
-        zero = jnp.zeros(())
-        return cls(jnp.array(False), zero, zero, zero)
-
-    def rounding(self, loss: Scalar) -> Scalar:
-        """How much a loss may rise by rounding alone: relative to itself, and where it vanishes, as squares do, to what
-        it was at first."""
-        eps = jnp.finfo(loss.dtype).eps
-        return 10 * eps * jnp.abs(loss) + 100 * eps**2 * jnp.abs(self.first).astype(loss.dtype)
-
-    def is_suspicious(self, loss: Scalar) -> Bool[Array, ""]:
-        """Whether the loss is far above its mean: by its batch, or because the last step raised it so."""
-        return self.is_started & self.is_far_above(loss, self.mean)
-
-    def is_far_above(self, loss: Scalar, other: Scalar) -> Bool[Array, ""]:
-        own = loss.astype(self.mean.dtype)
-        return own > other.astype(own.dtype) + SUSPICIOUS * self.spread + self.rounding(loss).astype(own.dtype)
-
-    def with_loss(self, loss: Scalar, is_sound: Bool[Array, ""]) -> "History":
-        """The history with the loss of one more step, if that was sound."""
-        own = jnp.where(is_sound, loss.astype(self.mean.dtype), self.mean)
-        is_first = is_sound & ~self.is_started
-        averaged = lambda old, new: jnp.where(is_sound, DECAY * old + (1 - DECAY) * new, old)
-        return History(
-            self.is_started | is_sound,
-            jnp.where(is_first, own, self.first),
-            jnp.where(is_first, own, averaged(self.mean, own)),
-            # At first, for want of more, as large as the loss.
-            jnp.where(is_first, jnp.abs(own), averaged(self.spread, jnp.abs(own - self.mean))),
-        )
-
-
-class State(eqx.Module):
-    """What an optimiser remembers: a tree of arrays, to be passed from step to step."""
-
-    steps: Int[Array, ""]
-    structure: PyTree
-    damping: PyTree
-    rule: PyTree
-    # The last update, and the parameters and the update before it, to go back to; all as vectors.
-    last: Flat
-    before: tuple[Flat, Flat]
-    # How many steps were rejected without two in a row that were not, and whether the last one was.
-    rejections: Int[Array, ""]
-    was_rejected: Bool[Array, ""]
-    history: History
-
-    def replace(self, **changes: Any) -> "State":
-        return dataclasses.replace(self, **changes)
 
 
 class Soundness(NamedTuple):
@@ -100,74 +33,184 @@ class Soundness(NamedTuple):
         return self.is_valid & ~self.is_coupled
 
 
-def conclude(
-    expansion: Expansion,
-    proposal: Proposal,
-    found: Direction,
-    state: State,
-    soundness: Soundness,
-    *,
-    strength: Any,
-    forgotten: PyTree,
-    max_rejections: int,
-) -> tuple[Flat, State, Info]:
-    """Take the step; or stay; or, where loss or gradient are not sound, go back to where the last step started. A batch
-    on which no step can be taken says nothing of the last step.
+class Trial(NamedTuple):
+    """A step on which a guard decides: the cost around the parameters, the proposed step, the update before it (`None`
+    without momentum), whether the batch is sound, and whether the last step was rejected."""
 
-    `strength` is that of the damping, and `forgotten` what the step rule remembers of a step that is not taken."""
-    update = proposal.update
-    is_sound = soundness.is_sound
-    is_accepted = is_sound & proposal.is_accepted & jnp.isfinite(dot(update, update))
-    # A step that is accepted may yet be taken back by the next.
-    unless_back = jnp.where(state.was_rejected, state.rejections, 0)
-    rejections = jnp.where(is_accepted, unless_back, state.rejections + 1)
-    can_go_back = ~is_sound & soundness.is_usable & (state.steps > 0)
-    now = expansion.w, state.last
-    choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
-    after = choose(expansion.w + update + proposal.beside, state.before[0], expansion.w)
-    last = choose(update, state.before[1], state.last)
-    is_new = is_accepted | (state.steps == 0)
-    before = tuple(jnp.where(is_new, a, b) for a, b in zip(now, state.before, strict=True))
+    expansion: Expansion
+    proposal: Proposal
+    last: Flat | None
+    soundness: Soundness
+    was_rejected: Bool[Array, ""]
 
-    remembered = lambda new, shorter, old: jnp.where(is_accepted, new, jnp.where(soundness.is_usable, shorter, old))
-    quantity = lambda value: Quantity.of(value, expansion.loss.dtype).known_if(soundness.is_usable)
-    loss_after = quantity(proposal.loss_after)
-    info = Info(
-        loss=expansion.loss,
-        loss_after=loss_after,
-        damping=jnp.asarray(strength, expansion.loss.dtype),
-        step_size=jnp.asarray(proposal.step_size, expansion.loss.dtype),
-        momentum=jnp.asarray(proposal.momentum, expansion.loss.dtype),
-        predicted_decrease=quantity(proposal.predicted_decrease),
-        actual_decrease=Quantity.of(expansion.loss - loss_after.value, expansion.loss.dtype, loss_after.is_known),
-        divergence=quantity(proposal.divergence),
-        predicted_divergence=quantity(proposal.predicted_divergence),
-        cosine=quantity(proposal.cosine),
-        accepted=is_accepted,
-        result=_result(found, soundness, is_accepted, rejections > max_rejections),
-        failures=found.failures,
-        aux=None,
-    )
-    state = state.replace(
-        steps=state.steps + 1,
-        rule=jax.tree.map(remembered, proposal.memory, forgotten, state.rule),
-        last=last,
-        before=before,
-        rejections=rejections,
-        was_rejected=~is_accepted,
-        history=state.history.with_loss(expansion.loss, is_sound),
-    )
-    return after, state, info
+    @property
+    def now(self) -> tuple[Flat, Flat | None]:
+        """The parameters and the last update if the step is not taken."""
+        return self.expansion.w, self.last
+
+    @property
+    def next(self) -> tuple[Flat, Flat | None]:
+        """The parameters and the last update if the step is taken."""
+        moved = self.expansion.w + self.proposal.update + self.proposal.beside
+        return moved, None if self.last is None else self.proposal.update
 
 
-def _result(found: Direction, soundness: Soundness, is_accepted: Array, is_too_often: Array) -> Any:
-    """What came of a step, in words."""
-    results: Any = STEP_RESULTS
-    unsolved = [results.not_positive_definite, results.inaccurate, results.not_finite, results.inner_diverged]
-    is_unsolved = functools.reduce(jnp.logical_or, [found.result == each for each in unsolved])
-    rejected = results.where(is_unsolved, found.result, results.rejected)
-    rejected = results.where(soundness.is_finite, rejected, results.restored)
-    rejected = results.where(is_too_often, results.too_many_rejections, rejected)
-    rejected = results.where(soundness.is_coupled, results.coupled, rejected)
-    rejected = results.where(soundness.is_valid, rejected, results.invalid_batch)
-    return results.where(is_accepted, found.result, rejected)
+class Conclusion(NamedTuple):
+    """What a guard decided: the parameters and the last update from here on, whether the step was accepted, whether the
+    run has failed, and the new state of the guard."""
+
+    w: Flat
+    last: Flat | None
+    is_accepted: Bool[Array, ""]
+    is_given_up: Bool[Array, ""]
+    state: PyTree
+
+
+class AbstractGuard(eqx.Module):
+    """Whether a step is taken. A guard may ask for the loss of the batch at the parameters before the last step, to see
+    whether that step is to blame for a loss that is out of the ordinary."""
+
+    def init(self, w: Flat, last: Flat | None) -> PyTree:
+        """The state before the first step, from parameters and last update."""
+        del w, last
+        return ()
+
+    def is_suspicious(self, state: PyTree, loss: Scalar) -> Bool[Array, ""]:
+        """Whether a loss is out of the ordinary, by its batch or because of the last step."""
+        del state, loss
+        return jnp.array(False)
+
+    def before(self, state: PyTree) -> Flat | None:
+        """The parameters before the last step, if a suspicious loss is to be compared with the loss there."""
+        del state
+        return None
+
+    def is_diverging(self, state: PyTree, loss: Scalar, loss_before: Scalar) -> Bool[Array, ""]:
+        """Whether the last step is to blame for a suspicious loss, given that before it on the same batch."""
+        del state, loss, loss_before
+        return jnp.array(False)
+
+    def rounding(self, state: PyTree, loss: Scalar) -> Scalar:
+        """How much a loss may rise by rounding alone."""
+        del state
+        return 10 * jnp.finfo(loss.dtype).eps * jnp.abs(loss)
+
+    @abstractmethod
+    def conclude(self, state: PyTree, trial: Trial) -> Conclusion:
+        """Decide on a step."""
+
+
+class NoGuard(AbstractGuard):
+    """Takes every step that the step rule accepts, also where the loss is not finite or rises, and stores nothing. Only
+    batches that cannot be used (an invalid target, coupled examples) are left out.
+
+    ```python
+    import natgrad as ng
+
+    ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), step=ng.ConstantStep(0.1), guard=ng.NoGuard())
+    ```
+    """
+
+    def conclude(self, state, trial):
+        is_accepted = trial.soundness.is_usable & trial.proposal.is_accepted
+        w, last = jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), trial.next, trial.now)
+        return Conclusion(w, last, is_accepted, jnp.array(False), state)
+
+
+class RollbackState(NamedTuple):
+    """Whether there was a sound step yet; the loss of the first; running averages of the loss and of its spread; the
+    parameters and the update before the last step; and how many steps were rejected without two in a row that were
+    not."""
+
+    is_started: Bool[Array, ""]
+    first: Scalar
+    mean: Scalar
+    spread: Scalar
+    before: tuple[Flat, Flat | None]
+    rejections: Int[Array, ""]
+
+
+class Rollback(AbstractGuard):
+    """Goes back to the parameters before the last step where the loss or its gradient is not finite, or where that step
+    has raised the loss of the same batch far beyond the usual spread of losses. Steps that would not be finite, or that
+    the step rule does not accept, are not taken.
+
+    **Arguments:**
+
+    - `max_rejections`: how many steps in a row may be rejected before `info.result` says that the run has failed.
+    - `threshold`: how many times its usual spread a loss has to be above its mean for the last step to be looked at.
+    - `decay`: of the running averages of the loss and its spread.
+
+    ```python
+    import natgrad as ng
+
+    ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), guard=ng.Rollback(max_rejections=50))
+    ```
+    """
+
+    max_rejections: int = eqx.field(default=10, static=True)
+    threshold: Any = number(3.0)
+    decay: Any = number(0.9)
+
+    @public
+    def __check_init__(self):
+        if type(self.max_rejections) is not int or self.max_rejections < 0:
+            raise ValueError(
+                f"`Rollback` needs `max_rejections` to be a whole number of at least 0, but got {self.max_rejections}."
+            )
+        check_number(self.threshold, "`threshold`", above=0)
+        check_number(self.decay, "`decay`", least=0, below=1)
+
+    def init(self, w, last):
+        zero = jnp.zeros(())
+        return RollbackState(jnp.array(False), zero, zero, zero, (w, last), jnp.array(0))
+
+    def is_suspicious(self, state, loss):
+        return state.is_started & self._is_far_above(state, loss, state.mean)
+
+    def before(self, state):
+        return state.before[0]
+
+    def is_diverging(self, state, loss, loss_before):
+        return self._is_far_above(state, loss, loss_before)
+
+    def rounding(self, state, loss):
+        """Relative to the loss, and where that vanishes, as squares do, to what it was at first."""
+        eps = jnp.finfo(loss.dtype).eps
+        return 10 * eps * jnp.abs(loss) + 100 * eps**2 * jnp.abs(state.first).astype(loss.dtype)
+
+    def conclude(self, state, trial):
+        """Take the step; or stay; or, where loss or gradient are not sound, go back to where the last step started. A
+        batch on which no step can be taken says nothing of the last step."""
+        expansion, proposal, soundness = trial.expansion, trial.proposal, trial.soundness
+        is_finite = jnp.isfinite(dot(proposal.update, proposal.update))
+        is_accepted = soundness.is_sound & proposal.is_accepted & is_finite
+        can_go_back = ~soundness.is_sound & soundness.is_usable & (expansion.steps > 0)
+        choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
+        w, last = jax.tree.map(choose, trial.next, state.before, trial.now)
+        is_new = is_accepted | (expansion.steps == 0)
+        before = jax.tree.map(lambda now, old: jnp.where(is_new, now, old), trial.now, state.before)
+        # A step that is accepted may yet be taken back by the next.
+        unless_back = jnp.where(trial.was_rejected, state.rejections, 0)
+        rejections = jnp.where(is_accepted, unless_back, state.rejections + 1)
+        new = self._with_loss(state, expansion.loss, soundness.is_sound)
+        new = new._replace(before=before, rejections=rejections)
+        return Conclusion(w, last, is_accepted, rejections > self.max_rejections, new)
+
+    def _is_far_above(self, state: RollbackState, loss: Scalar, other: Scalar) -> Bool[Array, ""]:
+        own = loss.astype(state.mean.dtype)
+        slack = self.threshold * state.spread + self.rounding(state, loss).astype(own.dtype)
+        return own > other.astype(own.dtype) + slack
+
+    def _with_loss(self, state: RollbackState, loss: Scalar, is_sound: Bool[Array, ""]) -> RollbackState:
+        """The averages with the loss of one more step, if that was sound."""
+        own = jnp.where(is_sound, loss.astype(state.mean.dtype), state.mean)
+        is_first = is_sound & ~state.is_started
+        averaged = lambda old, new: jnp.where(is_sound, self.decay * old + (1 - self.decay) * new, old)
+        return state._replace(
+            is_started=state.is_started | is_sound,
+            first=jnp.where(is_first, own, state.first),
+            mean=jnp.where(is_first, own, averaged(state.mean, own)),
+            # At first, for want of more, as large as the loss.
+            spread=jnp.where(is_first, jnp.abs(own), averaged(state.spread, jnp.abs(own - state.mean))),
+        )

@@ -28,9 +28,9 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "step is shorter; otherwise lower the learning rate or raise the damping."
     )
     too_many_rejections = (
-        "More steps in a row were rejected than `max_rejections` allows. Likely causes: (a) NaN in the data; (b) a "
-        "loss that is at its minimum up to rounding; (c) a gradient that is not that of the loss (a custom rule); (d) "
-        "a learning rate or a damping that cannot work."
+        "More steps in a row were rejected than `Rollback(max_rejections=...)` allows. Likely causes: (a) NaN in the "
+        "data; (b) a loss that is at its minimum up to rounding; (c) a gradient that is not that of the loss (a custom "
+        "rule); (d) a learning rate or a damping that cannot work."
     )
     inner_diverged = (
         "The optimiser of `InnerSolve` did not lower the loss of the linearised model, so the step was not taken. "
@@ -44,7 +44,8 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "The output for an example changes with the rest of its batch, so the examples have no gradients of their own "
         "and the step was not taken. Common causes: batch normalisation in training mode, one random mask for "
         "the whole batch, a hard-coded batch size. Use inference mode, or give each example its own key inside `x`; or "
-        "use `Exact()`; or `check=False`, for the gradient of the whole batch and a metric from examples one by one."
+        "use `Exact()`; or `Term(model, objective, check=False)`, for the gradient of the whole batch and a metric "
+        "from examples one by one."
     )
     invalid_batch = (
         "A target is invalid (a label below 0 or not below the number of classes, NaN), a weight is negative or not "

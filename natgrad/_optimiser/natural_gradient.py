@@ -1,6 +1,7 @@
-"""The optimiser: a problem, a structure for its metric, damping, a step rule and momentum, put together."""
+"""The optimiser: a problem, a structure for its metric, damping, a step rule, momentum, a penalty and a guard, put
+together."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,29 +16,37 @@ from natgrad._check import is_concrete, public
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.running import RunningState
 from natgrad._model import check_params
-from natgrad._optimiser.compatible import check_together, check_types
-from natgrad._optimiser.damping import AbstractDamping, ConstantDamping, LevenbergMarquardt, Reduction
+from natgrad._optimiser.compatible import check_together, check_types, suitable_damping
+from natgrad._optimiser.damping import AbstractDamping, Reduction, without_zero
 from natgrad._optimiser.evaluation import Evaluation, Part, Pass, evaluate, loss_and_gradient, loss_at, part_of
 from natgrad._optimiser.flax import register_with_flax
-from natgrad._optimiser.guard import History, Soundness, State, conclude
+from natgrad._optimiser.guard import AbstractGuard, Rollback, Soundness, Trial
 from natgrad._optimiser.info import Info, Quantity
+from natgrad._optimiser.method import compilable
 from natgrad._optimiser.momentum import AbstractMomentum, Flat
-from natgrad._optimiser.penalty import damping_matrix, decay_rates
-from natgrad._optimiser.phases import Measurement, NaturalStep
-from natgrad._optimiser.problem import Bound, as_terms, batches_of, has_weight, refuse_invalid
+from natgrad._optimiser.penalty import AbstractPenalty, damping_matrix
+from natgrad._optimiser.phases import Measurement, NaturalStep, describe
+from natgrad._optimiser.problem import Bound, Term, as_terms, batches_of, has_weight, refuse_invalid
+from natgrad._optimiser.state import State
 from natgrad._optimiser.step.base import AbstractStep, Expansion, Proposal, Search, dot
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Schedule
 from natgrad._optimiser.structure.kfac import KFAC
-from natgrad._optimiser.trainable import check_trained, is_floating, partition, refuse_numbers, warn_of_unused
+from natgrad._optimiser.trainable import (
+    as_choice,
+    check_trained,
+    is_floating,
+    partition,
+    refuse_numbers,
+    warn_of_unused,
+)
 from natgrad._point.probe import probe
 from natgrad._program.trace import trace_example
-from natgrad._tree import numbers_by_path
 from natgrad._types import Key
 from natgrad._uses.parameter_uses import uses_of
 
 
-class NaturalGradient:
+class NaturalGradient(eqx.Module):
     r"""An optimiser that follows the natural gradient $-(G + D)^{-1}g$ of a problem.
 
     Steps are pure functions: `jax.jit(opt.step)` is traced once, and works inside `jax.lax.scan`. By default nothing
@@ -45,31 +54,37 @@ class NaturalGradient:
     well steps are predicted, and their size and momentum minimise the quadratic model. For small batches, use
     `step=CrossValidated()`.
 
+    The optimiser is immutable, and a tree whose leaves are its numbers (damping, learning rates, decays ...): pass it
+    to a function compiled by `equinox.filter_jit`, and another number compiles nothing; sweep a number by
+    `equinox.filter_vmap`.
+
     **Arguments:**
 
-    - `model`: `model(params, x) -> z`; or `Terms`, which have objectives of their own.
+    - `model`: `model(params, x) -> z`; or a `Term` or `Terms`, which have objectives of their own.
     - `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`.
     - `structure`: of the metric: `KFAC()`, `EKFAC()`, `Diagonal()`, `Exact(solver)` or `InnerSolve(optimiser)`.
-    - `damping`: `LevenbergMarquardt()` or `ConstantDamping(value)`; by default what suits the step rule.
+    - `damping`: `LevenbergMarquardt()`, `ConstantDamping(value)` or `NoDamping()`; by default what suits the step rule.
     - `step`: `QuadraticModel()`, `CrossValidated()`, `KLClip()`, `ConstantStep(rate)`, `TrustRegion(radius)`,
       `GridLineSearch()` or `ArmijoLineSearch()`.
     - `momentum`: `NoMomentum()`, `HeavyBall(decay)` or `Spring(decay)`; by default what suits the step rule.
-    - `l2`: adds $\frac{l}{2}|w|^2$ to the loss, and so to gradient, metric and model; a number, or a mapping from paths
-      to numbers for the parameters at or below them.
-    - `weight_decay`: shrinks the parameters by this part of the learning rate, beside the step and not in the metric; a
-      number, a schedule, or a mapping from paths to these.
+    - `guard`: `Rollback()`, which takes back steps that make the loss diverge, or `NoGuard()`.
+    - `penalty`: on the size of parameters, `L2(value)` or `WeightDecay(value)`.
     - `trainable`: which parameters to train, by default all floating-point arrays: a path such as `"params['head']"`,
       several, a mapping from paths to `True` or `False`, a function of a leaf or of its path and the leaf, or a tree of
       `True` and `False` that is a prefix of the parameters.
-    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then in `info`. Of `Terms`, each has its own.
     - `micro_batches`: in how many pieces to work through a batch, to save memory; the metric is measured on one.
-    - `max_rejections`: how many steps in a row may be rejected before `info.result` says that the run has failed.
-    - `check`: whether `init` tests, on concrete data, that the model treats examples independently and that
-      per-example gradients are correct (which costs compiling and running one gradient), and whether a step is refused
-      with the result `coupled` if examples turn out to be coupled later. With `check=False`, a model that couples
-      examples is trained with the gradient of the whole batch and a metric computed from examples one by one. `Exact`
-      does not need per-example gradients and is not tested.
     """
+
+    term_names: tuple[str | None, ...] = eqx.field(static=True)
+    term_list: tuple[Term, ...]
+    structure: AbstractStructure
+    damping: AbstractDamping
+    rule: AbstractStep
+    momentum: AbstractMomentum
+    guard: AbstractGuard
+    penalty: AbstractPenalty | None
+    trainable: Any
+    micro_batches: int = eqx.field(static=True)
 
     @public
     def __init__(
@@ -78,46 +93,46 @@ class NaturalGradient:
         objective: Any = None,
         structure: Any = None,
         damping: Any = None,
+        *,
         step: Any = None,
         momentum: Any = None,
-        *,
-        l2: float | Mapping[str, float] = 0.0,
-        weight_decay: Any = 0.0,
+        guard: Any = None,
+        penalty: Any = None,
         trainable: Any = None,
-        has_aux: bool = False,
         micro_batches: int = 1,
-        max_rejections: int = 10,
-        check: bool = True,
     ):
-        self.terms = as_terms(model, objective, has_aux)
+        terms = as_terms(model, objective)
+        # Not as a mapping, which a tree would put in the order of its names.
+        self.term_names, self.term_list = tuple(terms), tuple(terms.values())
         self.structure = KFAC() if structure is None else structure
         self.rule = QuadraticModel() if step is None else step
+        self.guard = Rollback() if guard is None else guard
         check_types(
             structure=(self.structure, AbstractStructure, "a structure, such as `KFAC()` or `Exact()`"),
             step=(self.rule, AbstractStep, "a step rule, such as `QuadraticModel()` or `CrossValidated()`"),
+            guard=(self.guard, AbstractGuard, "`Rollback()` or `NoGuard()`"),
         )
-        self.damping = _suitable_damping(self.structure, self.rule) if damping is None else damping
+        damping = suitable_damping(self.structure, self.rule) if damping is None else damping
         self.momentum = self.rule.momentum if momentum is None else momentum
         check_types(
-            damping=(self.damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
+            damping=(damping, AbstractDamping, "`LevenbergMarquardt()` or `ConstantDamping(value)`"),
             momentum=(self.momentum, AbstractMomentum, "`NoMomentum()`, `HeavyBall()` or `Spring()`"),
+            penalty=(penalty, AbstractPenalty | None, "`L2(value)` or `WeightDecay(value)`"),
         )
-        self.l2 = numbers_by_path(l2, "l2")
-        self.weight_decay = numbers_by_path(weight_decay, "weight_decay", schedules=True)
-        self.trainable = list(trainable) if isinstance(trainable, Iterator) else trainable
-        self.micro_batches, self.max_rejections, self.check = micro_batches, max_rejections, check
-        check_together(
-            self.structure,
-            self.damping,
-            self.rule,
-            self.momentum,
-            has_l2=any(self.l2.values()),
-            has_weight_decay=any(self.weight_decay.values()),
-            micro_batches=micro_batches,
-        )
+        self.damping, self.penalty = without_zero(damping), penalty
+        self.trainable = as_choice(trainable)
+        self.micro_batches = micro_batches
+        check_together(self.damping, self.rule, self.momentum, penalty)
+        if type(micro_batches) is not int or micro_batches < 1:
+            raise ValueError(f"`micro_batches` needs a whole number of at least 1, but got {micro_batches}.")
+
+    @property
+    def terms(self) -> dict[str | None, Term]:
+        return dict(zip(self.term_names, self.term_list, strict=True))
 
     # The two functions -----------------------------------------------------------------------------------
 
+    @compilable
     @public
     def init(self, params: PyTree, batch: Any) -> State:
         """The state before the first step. `batch` may be shapes (`jax.ShapeDtypeStruct`), and so may `params`."""
@@ -137,6 +152,7 @@ class NaturalGradient:
         register_with_flax()
         return state
 
+    @compilable
     @public
     def step(self, params: PyTree, state: State, batch: Any, key: Key | None = None) -> tuple[PyTree, State, Info]:
         """New parameters, the new state, and what happened.
@@ -148,11 +164,12 @@ class NaturalGradient:
         _, after, state, info = self._advance(trained, fixed, None, state, batch, key)
         return eqx.combine(_tree.flatten(trained)[1](after), fixed), state, info
 
+    @compilable
     @public
     def update(
         self, gradient: PyTree, state: State, params: PyTree, batch: Any, key: Key | None = None
     ) -> tuple[PyTree, State, Info]:
-        """As `step`, for a gradient that is given (before `l2` is added to it) instead of that of the problem. Returns
+        """As `step`, for a gradient that is given (before `L2` adds to it) instead of that of the problem. Returns
         what to add to the parameters in place of new ones, which is zero for parameters that are not trained."""
         trained, fixed = self._partition(params)
         refuse_invalid(self._bind(fixed, batch), trained)
@@ -183,8 +200,8 @@ class NaturalGradient:
         solved = self._solve(measurement, state, key)
         expansion = measurement.expansion._replace(damping=solved.entries)
         search = Search(solved.natural, state.last, self.momentum.coefficient(state.steps), state.rule)
-        decay = decay_rates(self.weight_decay, params, state.steps)
-        proposal = self._propose(expansion, search, decay)
+        shrinkage = None if self.penalty is None else self.penalty.shrinkage(params, state.steps)
+        proposal = self._propose(expansion, search, shrinkage)
         proposal, is_diverging = self._judge(expansion, proposal, state, measurement.is_suspicious)
         after, state, info = self._conclude(measurement, solved, proposal, is_diverging, state)
         return expansion.w, after, state, info._replace(aux=self._aux(eqx.combine(params, fixed), batch))
@@ -196,11 +213,12 @@ class NaturalGradient:
         # Everything from here on is done with vectors: one operation instead of one for every parameter.
         w, unflatten = _tree.flatten(params)
         g = (gradient if given is None else _tree.flatten(given)[0]).astype(w.dtype)
-        matrix = damping_matrix(self.damping, 0.0, self.l2, params)
+        matrix = damping_matrix(self.damping, None, self.penalty, params)
         penalties = jnp.asarray(matrix.penalties(), w.dtype)
         penalty = lambda w: (dot(w, penalties * w) / 2).astype(loss.dtype)
         loss_of = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
-        if any(self.l2.values()):
+        has_l2 = not matrix.l2.is_default
+        if has_l2:
             loss, g = loss + penalty(w), g + penalties * w
         expansion = Expansion(
             w=w,
@@ -209,14 +227,14 @@ class NaturalGradient:
             steps=state.steps,
             damping=None,
             penalties=penalties,
-            loss_at=(lambda w: loss_of(w) + penalty(w)) if any(self.l2.values()) else loss_of,
+            loss_at=(lambda w: loss_of(w) + penalty(w)) if has_l2 else loss_of,
             inner_products=lambda vectors: evaluation.inner_products(vectors, unflatten),
             divergence=lambda w: evaluation.divergence(unflatten(w)),
         )
         is_finite = jnp.isfinite(loss) & jnp.isfinite(dot(g, g))
         is_valid = evaluation.is_valid(problem) & has_weight(problem) & evaluation.has_weight(problem)
         soundness = Soundness(is_finite, is_valid, evaluation.is_coupled())
-        is_suspicious = state.history.is_suspicious(loss) & ~state.was_rejected & soundness.is_usable
+        is_suspicious = self.guard.is_suspicious(state.guard, loss) & ~state.was_rejected & soundness.is_usable
         return Measurement(evaluation, expansion, matrix, unflatten, soundness, is_suspicious)
 
     def _solve(self, measurement: Measurement, state: State, key: Key | None) -> NaturalStep:
@@ -236,18 +254,43 @@ class NaturalGradient:
         natural = -_tree.flatten(direction.vector)[0].astype(expansion.w.dtype)
         return NaturalStep(direction, natural, entries, matrix.strength, structure, damping, is_known)
 
-    def _propose(self, expansion: Expansion, search: Search, decay: Array | None) -> Proposal:
+    def _propose(self, expansion: Expansion, search: Search, shrinkage: Array | None) -> Proposal:
         """The step that the rule would take, with the decrease that damping has to know."""
         proposal = self.rule.propose(expansion, search)
-        if decay is not None:
+        if shrinkage is not None:
             rate = jnp.asarray(proposal.step_size, expansion.w.dtype)
-            proposal = proposal._replace(beside=-rate * decay.astype(rate.dtype) * expansion.w)
+            proposal = proposal._replace(beside=-rate * shrinkage.astype(rate.dtype) * expansion.w)
         if self.damping.is_adaptive and proposal.predicted_decrease is None:
             model, one = expansion.quadratic(proposal.update + proposal.beside), jnp.ones(1, expansion.loss.dtype)
             proposal = proposal._replace(
                 predicted_decrease=model.decrease(one), predicted_divergence=model.divergence(one)
             )
         return proposal
+
+    def _judge(
+        self, expansion: Expansion, proposal: Proposal, state: State, is_suspicious: Array
+    ) -> tuple[Proposal, Bool[Array, ""]]:
+        """The step with the loss after it, if damping wants that and the rule has not found it; and whether the last
+        step made the loss diverge, for which a loss that is suspicious is compared with that before the last step."""
+        wants_after = self.damping.is_adaptive and proposal.loss_after is None
+        is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(expansion.steps))
+        before = self.guard.before(state.guard)
+        after = expansion.w + proposal.update + proposal.beside
+        points = (after,) if before is None else (before, after)
+
+        def evaluate_one(k, losses):
+            return losses.at[k].set(expansion.loss_at(jax.lax.select_n(k, *points)).astype(losses.dtype))
+
+        # A loop of no, one or two turns: every evaluation that is written down costs time to compile.
+        start = 0 if before is None else jnp.where(is_suspicious, 0, 1)
+        stop = len(points) - jnp.where(is_wanted, 0, 1)
+        losses = jax.lax.fori_loop(start, stop, evaluate_one, jnp.zeros(len(points), expansion.loss.dtype))
+        if wants_after:
+            rounding = self.guard.rounding(state.guard, expansion.loss)
+            is_accepted = ~is_wanted | (losses[-1] <= expansion.loss + rounding)
+            known = Quantity.of(losses[-1], expansion.loss.dtype, is_wanted)
+            proposal = proposal._replace(loss_after=known, is_accepted=is_accepted)
+        return proposal, is_suspicious & self.guard.is_diverging(state.guard, expansion.loss, losses[0])
 
     def _conclude(
         self,
@@ -258,48 +301,26 @@ class NaturalGradient:
         state: State,
     ) -> tuple[Flat, State, Info]:
         """The parameters after the step, the new state, and what happened."""
-        soundness = measurement.soundness
-        rounding = state.history.rounding(measurement.expansion.loss)
-        after, new, info = conclude(
-            measurement.expansion,
-            proposal,
-            solved.direction,
-            state,
-            soundness._replace(is_finite=soundness.is_finite & ~is_diverging),
-            strength=solved.strength,
-            forgotten=self.rule.rejected(state.rule),
-            max_rejections=self.max_rejections,
-        )
+        expansion, usable = measurement.expansion, measurement.soundness.is_usable
+        soundness = measurement.soundness._replace(is_finite=measurement.soundness.is_finite & ~is_diverging)
+        trial = Trial(expansion, proposal, state.last, soundness, state.was_rejected)
+        conclusion = self.guard.conclude(state.guard, trial)
+        info = describe(solved, trial, conclusion)
+        accepted = conclusion.is_accepted
+        remembered = lambda new, shorter, old: jnp.where(accepted, new, jnp.where(usable, shorter, old))
+        rounding = self.guard.rounding(state.guard, expansion.loss)
         damping = self.damping.update(solved.damping, Reduction.of(info, state.steps, rounding))
-        is_told = solved.is_known & soundness.is_usable
-        damping = jax.tree.map(lambda new, old: jnp.where(is_told, new, old), damping, state.damping)
-        return after, new.replace(structure=solved.structure, damping=damping), info
-
-    def _judge(
-        self, expansion: Expansion, proposal: Proposal, state: State, is_suspicious: Array
-    ) -> tuple[Proposal, Bool[Array, ""]]:
-        """The step with the loss after it, if damping wants that and the rule has not found it; and whether the last
-        step made the loss diverge, for which a loss that is suspicious is compared with that before the last step."""
-        wants_after = self.damping.is_adaptive and proposal.loss_after is None
-        is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(expansion.steps))
-        points = state.before[0], expansion.w + proposal.update + proposal.beside
-
-        def evaluate_one(k, losses):
-            return losses.at[k].set(expansion.loss_at(jax.lax.select_n(k, *points)).astype(losses.dtype))
-
-        # A loop of no, one or two turns: every evaluation that is written down costs time to compile.
-        before, after = jax.lax.fori_loop(
-            jnp.where(is_suspicious, 0, 1),
-            jnp.where(is_wanted, 2, 1),
-            evaluate_one,
-            jnp.zeros(2, expansion.loss.dtype),
+        is_told = solved.is_known & usable
+        new = State(
+            steps=state.steps + 1,
+            structure=solved.structure,
+            damping=jax.tree.map(lambda new, old: jnp.where(is_told, new, old), damping, state.damping),
+            rule=jax.tree.map(remembered, proposal.memory, self.rule.rejected(state.rule), state.rule),
+            guard=conclusion.state,
+            last=conclusion.last,
+            was_rejected=~accepted,
         )
-        if wants_after:
-            rounding = state.history.rounding(expansion.loss)
-            is_accepted = ~is_wanted | (after <= expansion.loss + rounding)
-            known = Quantity.of(after, expansion.loss.dtype, is_wanted)
-            proposal = proposal._replace(loss_after=known, is_accepted=is_accepted)
-        return proposal, is_suspicious & state.history.is_far_above(expansion.loss, before)
+        return conclusion.w, new, info
 
     def _started(
         self, state: State, structure: PyTree, parts: Sequence[Part], key: Key | None, is_sound: Array
@@ -323,25 +344,22 @@ class NaturalGradient:
         evaluation = self._evaluate(self._bind(fixed, batch), trained, jnp.array(0))
         damping = self.damping.init()
         strength = self.damping.strength(damping, jnp.array(0))
-        matrix = damping_matrix(self.damping, strength, self.l2, trained)
+        matrix = damping_matrix(self.damping, strength, self.penalty, trained)
         self.structure.check(matrix)
         structure = self.structure.init(evaluation.parts, jax.random.key(0), matrix)
         w = _tree.flatten(trained)[0]
-        return State(
-            jnp.array(0),
-            structure,
-            damping,
-            self.rule.init(w),
-            w,
-            (w, w),
-            jnp.array(0),
-            jnp.array(False),
-            History.empty(),
-        )
+        last = w if self.momentum.uses_last else None
+        steps, was_rejected = jnp.array(0), jnp.array(False)
+        rule, guard = self.rule.init(w), self.guard.init(w, last)
+        return State(steps, structure, damping, rule, guard, last, was_rejected)
 
     def _evaluate(self, problem: Sequence[Bound], params: PyTree, turn: Array) -> Evaluation:
         fraction = min(self.structure.part, 1 / self.micro_batches)
-        return evaluate(problem, params, Pass(fraction, turn, self.structure.has_sites, self.check))
+        return evaluate(problem, params, Pass(fraction, turn, self.structure.has_sites, self._is_checked))
+
+    @property
+    def _is_checked(self) -> bool:
+        return all(term.check for term in self.term_list)
 
     def _partition(self, params: PyTree) -> tuple[PyTree, PyTree]:
         return partition(params, self.trainable)
@@ -356,7 +374,7 @@ class NaturalGradient:
         """Refuse concrete targets that cannot be, and models that couple examples; and warn of unused parameters."""
         problem = self._bind(fixed, batch)
         refuse_invalid(problem, trained)
-        if not self.structure.has_sites or not self.check or not is_concrete((trained, fixed, batch)):
+        if not self.structure.has_sites or not self._is_checked or not is_concrete((trained, fixed, batch)):
             return
         unused = None
         for bound in problem:
@@ -375,12 +393,6 @@ class NaturalGradient:
         pairs = zip(self.terms, batches_of(self.terms, batch), strict=True)
         found = {name: call(*pair) for name, pair in pairs if pair[0].has_aux}
         return found.get(None) if None in self.terms else found or None
-
-
-def _suitable_damping(structure: AbstractStructure, rule: AbstractStep) -> AbstractDamping:
-    if not structure.is_damped:
-        return ConstantDamping(0.0)
-    return ConstantDamping() if rule.keeps_damping else LevenbergMarquardt()
 
 
 def _is_none(leaf: Any) -> bool:

@@ -1,6 +1,5 @@
 """The optimiser as a transformation for optax."""
 
-import copy
 from typing import Any
 
 import equinox as eqx
@@ -78,7 +77,9 @@ def scale_by_natural_gradient(
       mean eigenvalue of the metric of the first batch.
     """
     damping = ConstantDamping() if damping is None else damping
-    opt = NaturalGradient(model, objective, structure, damping, ConstantStep(1.0), NoMomentum(), **options)
+    opt = NaturalGradient(
+        model, objective, structure, damping, step=ConstantStep(1.0), momentum=NoMomentum(), **options
+    )
     init, downhill = as_optax(opt, batch, all_params=all_params)
 
     def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any):
@@ -120,6 +121,4 @@ def _training_only(opt: NaturalGradient, params: PyTree, whole: PyTree) -> Natur
     flags = jax.tree.map(shown, params, whole, is_leaf=_is_masked)
     if opt.trainable is not None:
         flags = jax.tree.map(lambda a, b: a and b, flags, filter_of(whole, opt.trainable))
-    partial = copy.copy(opt)
-    partial.trainable = flags
-    return partial
+    return eqx.tree_at(lambda opt: opt.trainable, opt, flags, is_leaf=lambda node: node is None)

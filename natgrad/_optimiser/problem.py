@@ -20,17 +20,37 @@ from natgrad._types import Output, Scalar
 
 
 class Term(eqx.Module):
-    r"""One term of a problem: the mean over its batch of `objective` at `model(params, x)`, times `weight`.
+    r"""One term of a problem: the mean over its batch of `objective` at `model(params, x)`, times `weight`. Its metric
+    is that of the model, times the same weight.
 
-    Its metric is that of the model, times the same weight. With `has_aux` the model returns `(z, aux)`."""
+    **Arguments:**
+
+    - `model`: `model(params, x) -> z`.
+    - `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`.
+    - `weight`: a number above 0.
+    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then in `info`.
+    - `check`: whether `NaturalGradient.init` tests, on concrete data, that the model treats examples independently and
+      that per-example gradients are correct (which costs compiling and running one gradient), and whether a step is
+      refused with the result `coupled` if examples turn out to be coupled later. With `check=False`, a model that
+      couples examples is trained with the gradient of the whole batch and a metric computed from examples one by one.
+      `Exact` does not need per-example gradients and is not tested.
+
+    ```python
+    import natgrad as ng
+
+    model = lambda w, x: (x @ w, {"inputs": x})
+    ng.NaturalGradient(ng.Term(model, ng.LeastSquares(), has_aux=True))
+    ```
+    """
 
     model: Callable
     objective: AbstractObjective
     weight: Any
     has_aux: bool = eqx.field(static=True)
+    check: bool = eqx.field(static=True)
 
     @public
-    def __init__(self, model: Any, objective: Any, weight: Any = 1.0, *, has_aux: bool = False):
+    def __init__(self, model: Any, objective: Any, weight: Any = 1.0, *, has_aux: bool = False, check: bool = True):
         if not callable(model):
             raise TypeError(f"`Term` needs a function `model(params, x)`, but got `{type(model).__name__}`.")
         if callable(weight) or (is_concrete(weight) and not weight > 0):
@@ -40,7 +60,7 @@ class Term(eqx.Module):
         self.model = _tree.as_callable(model)
         self.objective = as_objective(objective)
         self.weight = weight
-        self.has_aux = has_aux
+        self.has_aux, self.check = has_aux, check
 
     @property
     def outputs(self) -> Callable:
@@ -181,17 +201,20 @@ def _has_labels(objective: AbstractObjective) -> bool:
 
 def as_terms(problem: Any, objective: Any, has_aux: bool = False) -> dict[str | None, Term]:
     """The terms of a problem, or a model with its objective as the only one."""
-    if isinstance(problem, Terms):
+    if isinstance(problem, Term | Terms):
         if objective is not None:
-            raise ValueError("`NaturalGradient` got `Terms`, which have objectives of their own, and an `objective`.")
+            raise ValueError(
+                f"{caller()} got `{type(problem).__name__}`, which has objectives of its own, and an `objective`. "
+                "Leave that out."
+            )
         if has_aux:
             raise ValueError(
                 "`has_aux=True` is for a model; with `Terms`, pass it to each term: `Term(..., has_aux=True)`."
             )
-        return {**problem.terms}
+        return {None: problem} if isinstance(problem, Term) else {**problem.terms}
     if objective is None:
         raise TypeError(
-            "`NaturalGradient` needs an `objective` for its model: an exponential family, `LeastSquares()`, or "
+            f"{caller()} needs an `objective` for its model: an exponential family, `LeastSquares()`, or "
             "`Objective(loss, geometry)`."
         )
     return {None: Term(problem, objective, has_aux=has_aux)}

@@ -1,7 +1,7 @@
 """Which parameters are trained."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +22,12 @@ VARIABLES = ("BatchStat", "Cache", "Intermediate", "Perturbation")
 def is_floating(leaf: Any) -> bool:
     """Whether a leaf is a floating-point array, or the shape of one."""
     return hasattr(leaf, "shape") and jnp.issubdtype(getattr(leaf, "dtype", int), jnp.floating)
+
+
+def as_choice(trainable: Any) -> Any:
+    """What was said of trained parameters, in a form that can be read many times and compared."""
+    chosen = list(trainable) if isinstance(trainable, Iterator) else trainable
+    return jax.tree.map(lambda leaf: bool(leaf) if isinstance(leaf, np.bool_) else leaf, chosen)
 
 
 def partition(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:

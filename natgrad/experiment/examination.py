@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,7 @@ from natgrad._problem import Problem
 from natgrad._solve.cg import CG
 from natgrad._solve.solve import DENSE
 from natgrad._types import Scalar
-from natgrad.experiment.methods import num_outputs, with_warnings
+from natgrad.experiment.methods import cost_of, num_outputs, with_warnings
 from natgrad.experiment.run import OutOfTime, compiled_by
 from natgrad.experiment.spectrum import Spectrometer, SpectrumAt, bounds, evaluation, num_examples, thinned
 
@@ -143,23 +144,16 @@ class Examination:
     def _compiled_step(self, structure: Any, params: PyTree, deadline: float) -> Callable:
         if time.perf_counter() > deadline:
             raise OutOfTime("there was no time left to compile it")
-        problem, batch = self.problem, self.batch
-
-        def optimiser(damping: Any) -> NaturalGradient:
-            whole = ConstantStep(1.0)
-            options = {"has_aux": problem.has_aux, "check": False}
-            return NaturalGradient(
-                problem.model, problem.objective, structure, ConstantDamping(damping), whole, **options
-            )
-
-        state, _ = with_warnings(lambda: optimiser(1.0).init(params, batch))
+        cost, damping = cost_of(self.problem, check=False), ConstantDamping(1.0)
+        opt = NaturalGradient(cost, structure=structure, damping=damping, step=ConstantStep(1.0))
+        state, _ = with_warnings(lambda: opt.init(params, self.batch))
 
         def step(params, state, batch, damping):
-            after, _, _ = optimiser(damping).step(params, state, batch)
+            after, _, _ = eqx.tree_at(lambda opt: opt.damping.value, opt, damping).step(params, state, batch)
             return jax.tree.map(jnp.subtract, after, params)
 
-        call = compiled_by(deadline, jax.jit(step), params, state, batch, np.asarray(1.0, float))
-        return lambda params, damping: call(params, state, batch, damping)
+        call = compiled_by(deadline, jax.jit(step), params, state, self.batch, np.asarray(1.0, float))
+        return lambda params, damping: call(params, state, self.batch, damping)
 
     def _judged(self, params: PyTree, step: PyTree, exact: PyTree, damping: Scalar, batch: Any) -> tuple[Scalar, ...]:
         at = evaluation(self.problem, params, batch)
@@ -180,8 +174,7 @@ class Examination:
     def _structure_report(self) -> list[BlockReport]:
         """What K-FAC, or else another structure, made of every parameter."""
         for structure in self.structures.values():
-            options = {"has_aux": self.problem.has_aux, "check": False}
-            opt = NaturalGradient(self.problem.model, self.problem.objective, structure, **options)
+            opt = NaturalGradient(cost_of(self.problem, check=False), structure=structure)
             try:
                 state, _ = with_warnings(functools.partial(opt.init, self.problem.params, self.batch))
                 return list(opt.report(state).rows)

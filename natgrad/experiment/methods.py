@@ -12,7 +12,9 @@ import optax
 from jaxtyping import PyTree
 
 from natgrad._optimiser.natural_gradient import NaturalGradient
+from natgrad._optimiser.problem import Term, Terms
 from natgrad._optimiser.step.cross_validated import CrossValidated
+from natgrad._optimiser.structure.base import AbstractStructure
 from natgrad._optimiser.structure.diagonal import Diagonal
 from natgrad._optimiser.structure.ekfac import EKFAC
 from natgrad._optimiser.structure.exact import Exact
@@ -66,8 +68,12 @@ class AbstractMethod(ABC):
 class Natural(AbstractMethod):
     """The natural gradient with some structure of the metric and otherwise its defaults for batches of this kind."""
 
-    structure: Any
+    make: Callable[[], AbstractStructure]
     kind = "natural"
+
+    @property
+    def structure(self) -> AbstractStructure:
+        return self.make()
 
     @property
     def sweep(self):
@@ -80,9 +86,7 @@ class Natural(AbstractMethod):
 
     def optimiser(self, problem: Problem, *, check: bool = True) -> NaturalGradient:
         rule = None if problem.batch_size is None else CrossValidated()
-        return NaturalGradient(
-            problem.model, problem.objective, self.structure, step=rule, has_aux=problem.has_aux, check=check
-        )
+        return NaturalGradient(cost_of(problem, check=check), structure=self.structure, step=rule)
 
     def init(self, problem, tried, *, check=False):
         del tried
@@ -92,9 +96,9 @@ class Natural(AbstractMethod):
         return self.optimiser(problem).step(params, state, batch, key)
 
     def code(self, problem, tried):
-        arguments = ["problem.model", "problem.objective"]
+        trained = "problem.model, problem.objective"
+        arguments = [f"ng.Term({trained}, has_aux=True)" if problem.has_aux else trained]
         arguments += [f"{name}=ng.{value}" for name, value in self.settings(problem, tried).items()]
-        arguments += ["has_aux=True"] if problem.has_aux else []
         return (
             f"opt = ng.NaturalGradient({', '.join(arguments)})\n"
             "params = problem.params\n"
@@ -171,10 +175,10 @@ def momentum(learning_rate: Any) -> Any:
 
 
 NATURAL = {
-    "kfac": Natural("K-FAC", KFAC()),
-    "ekfac": Natural("EKFAC", EKFAC()),
-    "exact": Natural("exact", Exact()),
-    "diagonal": Natural("diagonal", Diagonal()),
+    "kfac": Natural("K-FAC", KFAC),
+    "ekfac": Natural("EKFAC", EKFAC),
+    "exact": Natural("exact", Exact),
+    "diagonal": Natural("diagonal", Diagonal),
 }
 FIRST_ORDER = {
     "adam": FirstOrder("Adam", optax.adam, (1e-3, 3e-3, 1e-2, 3e-2, 0.1), "optax.adam({rate:g})"),
@@ -184,6 +188,13 @@ FIRST_ORDER = {
     "adadelta": FirstOrder("Adadelta", optax.adadelta, (0.3, 1.0, 3.0, 10.0, 30.0), "optax.adadelta({rate:g})"),
 }
 METHODS: dict[str, AbstractMethod] = {**NATURAL, **FIRST_ORDER}
+
+
+def cost_of(problem: Problem, *, check: bool = True) -> Term | Terms:
+    """What is minimised, with or without a test that models treat examples independently."""
+    make = lambda term: Term(term.model, term.objective, term.weight, has_aux=term.has_aux, check=check)
+    terms = {name: make(term) for name, term in problem.terms.items()}
+    return terms[None] if None in terms else Terms(**{str(name): term for name, term in terms.items()})
 
 
 def num_outputs(problem: Problem) -> int:

@@ -40,20 +40,23 @@ class Expansion(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Where a step rule may go: along the natural gradient (downhill) and the last update, with a coefficient of
-    momentum (`None` if the rule is to find it); and what the rule remembers of earlier steps."""
+    """Where a step rule may go: along the natural gradient (downhill) and the last update (`None` without momentum),
+    with a coefficient of momentum (`None` if the rule is to find it); and what the rule remembers of earlier steps."""
 
     natural: Flat
-    last: Flat
-    momentum: Any
+    last: Flat | None
+    momentum: Any = 0.0
     memory: PyTree = ()
+
+    def along(self, step_size: Any) -> Flat:
+        """So much of the natural gradient."""
+        return jnp.asarray(step_size, self.natural.dtype) * self.natural
 
     def update(self, step_size: Any, momentum: Any) -> Flat:
         """So much of the natural gradient, and of the last update."""
-        number = lambda value: jnp.asarray(value, self.natural.dtype)
-        if isinstance(momentum, float) and momentum == 0:
-            return number(step_size) * self.natural
-        return number(step_size) * self.natural + number(momentum) * self.last
+        if self.last is None:
+            return self.along(step_size)
+        return self.along(step_size) + jnp.asarray(momentum, self.natural.dtype) * self.last
 
 
 def dot(a: Array, b: Array) -> Array:

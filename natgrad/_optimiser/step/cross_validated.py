@@ -2,7 +2,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from natgrad._check import check_number, public
+from natgrad._check import check_number, number, public
 from natgrad._optimiser.momentum import Flat
 from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 from natgrad._types import Scalar
@@ -48,9 +48,9 @@ class CrossValidated(AbstractStep):
       or a schedule from optax.
     """
 
-    decay: Any = 0.9
-    patience: Any = 4.0
-    radius: Any = 0.5
+    decay: Any = number(0.9)
+    patience: Any = number(4.0)
+    radius: Any = number(0.5)
 
     @public
     def __check_init__(self):

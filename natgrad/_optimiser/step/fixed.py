@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from natgrad._check import check_number, public
+from natgrad._check import check_number, number, public
 from natgrad._optimiser.momentum import HeavyBall
 from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 
@@ -12,7 +12,7 @@ from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 class ConstantStep(AbstractStep):
     """A given multiple of the natural gradient: a number, or a schedule from optax."""
 
-    learning_rate: Any = 1.0
+    learning_rate: Any = number(1.0)
 
     @public
     def __check_init__(self):
@@ -42,8 +42,8 @@ class KLClip(AbstractStep):
     - `learning_rate`: $\alpha$, a number or a schedule from optax.
     """
 
-    radius: Any = 3e-4
-    learning_rate: Any = 1.0
+    radius: Any = number(3e-4)
+    learning_rate: Any = number(1.0)
 
     @public
     def __check_init__(self):

@@ -14,12 +14,12 @@ class QuadraticModel(AbstractStep):
     With `HeavyBall(decay)` of its own, momentum is given and only the step size is found."""
 
     def propose(self, expansion, search):
-        if search.momentum is None:
-            model = expansion.quadratic(search.natural, search.last)
-            coefficients = _minimiser(model)
-        elif isinstance(search.momentum, float) and search.momentum == 0:
+        if search.last is None:
             model = expansion.quadratic(search.natural)
             coefficients = -model.slope / _positive(model.damped[0])
+        elif search.momentum is None:
+            model = expansion.quadratic(search.natural, search.last)
+            coefficients = _minimiser(model)
         else:
             model = expansion.quadratic(search.natural, search.last)
             given = jnp.asarray(search.momentum, model.slope.dtype)

@@ -1,12 +1,13 @@
 """Steps whose length is searched for: trust region and line searches."""
 
-from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from natgrad._check import check_number, public
+from natgrad._check import check_number, is_concrete, number, public
 from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 
 
@@ -22,10 +23,10 @@ class TrustRegion(AbstractStep):
     - `radius`: in the units of the geometry, which for small steps are $\frac12 d^\top G d$.
     """
 
-    radius: Any = 1e-2
-    learning_rate: Any = 1.0
-    shrink: float = 0.5
-    max_tries: int = 10
+    radius: Any = number(1e-2)
+    learning_rate: Any = number(1.0)
+    shrink: Any = number(0.5)
+    max_tries: int = eqx.field(default=10, static=True)
 
     @public
     def __check_init__(self):
@@ -41,7 +42,7 @@ class TrustRegion(AbstractStep):
         start = jnp.where(whole * rate**2 > radius, fitting, rate).astype(expansion.loss.dtype)
 
         def measured(size):
-            params = expansion.w + search.update(size, 0.0)
+            params = expansion.w + search.along(size)
             divergence, loss = expansion.divergence(params), expansion.loss_at(params)
             is_good = (divergence <= radius * (1 + 1e-3)) & (loss <= expansion.loss)
             return divergence.astype(size.dtype), loss.astype(size.dtype), is_good
@@ -56,7 +57,7 @@ class TrustRegion(AbstractStep):
         )
         c = size[None]
         return Proposal(
-            search.update(size, 0.0),
+            search.along(size),
             size,
             0.0,
             is_accepted=is_good,
@@ -85,23 +86,24 @@ class GridLineSearch(AbstractStep):
     By default halves of one, $1, 2^{-1}, \\dots$; for full batches, where steps of very different lengths may be right,
     as in least squares with neural networks."""
 
-    sizes: Sequence[float] = tuple(0.5**k for k in range(16))
+    sizes: Float[Array, " sizes"]
 
     @public
-    def __check_init__(self):
-        if callable(self.sizes) or not len(self.sizes):
-            raise ValueError(f"`GridLineSearch` needs `sizes`, at least one number, but got {self.sizes}.")
-        for size in self.sizes:
+    def __init__(self, sizes: Any = tuple(0.5**k for k in range(16))):
+        if callable(sizes) or not len(sizes):
+            raise ValueError(f"`GridLineSearch` needs `sizes`, at least one number, but got {sizes}.")
+        for size in sizes if is_concrete(sizes) else ():
             check_number(size, "each of its `sizes`", above=0)
+        self.sizes = jnp.asarray(sizes, float)
 
     def propose(self, expansion, search):
         sizes = jnp.asarray(self.sizes, expansion.loss.dtype)
-        loss_of = lambda size: expansion.loss_at(expansion.w + search.update(size, 0.0)).astype(sizes.dtype)
+        loss_of = lambda size: expansion.loss_at(expansion.w + search.along(size)).astype(sizes.dtype)
         losses = jax.lax.map(loss_of, sizes)
         losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
         best = jnp.argmin(losses)
         is_lower = losses[best] <= expansion.loss
-        return Proposal(search.update(sizes[best], 0.0), sizes[best], 0.0, is_lower, losses[best])
+        return Proposal(search.along(sizes[best]), sizes[best], 0.0, is_lower, losses[best])
 
     @property
     def compares_losses(self):
@@ -113,10 +115,10 @@ class ArmijoLineSearch(AbstractStep):
     `sufficient` of what its slope promises, $L(w + sd) \le L(w) + c\,s\,g^\top d$. After `max_tries` the step is
     rejected."""
 
-    initial: float = 1.0
-    shrink: float = 0.5
-    sufficient: float = 1e-4
-    max_tries: int = 20
+    initial: Any = number(1.0)
+    shrink: Any = number(0.5)
+    sufficient: Any = number(1e-4)
+    max_tries: int = eqx.field(default=20, static=True)
 
     @public
     def __check_init__(self):
@@ -128,7 +130,7 @@ class ArmijoLineSearch(AbstractStep):
         slope = dot(expansion.gradient, search.natural)
 
         def tried(size):
-            loss = expansion.loss_at(expansion.w + search.update(size, 0.0)).astype(size.dtype)
+            loss = expansion.loss_at(expansion.w + search.along(size)).astype(size.dtype)
             return loss, loss <= expansion.loss + self.sufficient * size * slope
 
         def shorten(state):
@@ -138,7 +140,7 @@ class ArmijoLineSearch(AbstractStep):
         start = jnp.asarray(self.initial, expansion.loss.dtype)
         unfinished = lambda state: ~state[-1] & (state[0] < self.max_tries)
         _, size, loss, is_enough = jax.lax.while_loop(unfinished, shorten, (jnp.array(1), start, *tried(start)))
-        return Proposal(search.update(size, 0.0), size, 0.0, is_enough, loss)
+        return Proposal(search.along(size), size, 0.0, is_enough, loss)
 
     @property
     def compares_losses(self):

@@ -25,24 +25,24 @@ class Direction(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Where in the run a step is: how many there were, and whether the inverse has to be computed anew because the last
-    step was rejected."""
+    """Where in the run a step is: how many there were, and whether the last one was rejected, so that an inverse has to
+    be computed anew."""
 
     steps: Int[Array, ""]
-    is_forced: Bool[Array, ""]
+    was_rejected: Bool[Array, ""]
 
     def is_due(self, every: int, start: int = 0) -> Bool[Array, ""]:
         """Whether something done every so many steps is to be done now. At the start it is done more often, after 1, 2,
         4 ... steps."""
         count = self.steps
         is_early = (count < every) & ((count & (count - 1)) == 0)
-        return is_early | (count % every == start) | self.is_forced
+        return is_early | (count % every == start) | self.was_rejected
 
 
 class AbstractStructure(eqx.Module):
     """A way to represent the metric of a problem: from what a step measures on parts of its batches, to a solve."""
 
-    # The fraction of every batch on which the metric is measured, a different one at every step.
+    # The fraction of every batch on which the metric is measured, other examples at every step.
     part: eqx.AbstractVar[float]
 
     @property
@@ -56,12 +56,12 @@ class AbstractStructure(eqx.Module):
         return True
 
     @abstractmethod
-    def init(self, parts: Sequence[Part], key: Key | None, added: DampingMatrix) -> PyTree:
+    def init(self, parts: Sequence[Part], key: Key | None, damping: DampingMatrix) -> PyTree:
         """A state of the right shapes. Only these are used: a run starts from zeros."""
 
     @abstractmethod
     def update(
-        self, state: PyTree, parts: Sequence[Part], key: Key | None, moment: Schedule, is_good: Bool[Array, ""]
+        self, state: PyTree, parts: Sequence[Part], key: Key | None, schedule: Schedule, is_good: Bool[Array, ""]
     ) -> PyTree:
         """The state with what this step measures, if it is good."""
 
@@ -69,14 +69,14 @@ class AbstractStructure(eqx.Module):
     def mean_eigenvalue(self, state: PyTree, parts: Sequence[Part], key: Key | None) -> Scalar:
         """The trace of the metric over the number of entries of parameters that it depends on."""
 
-    def refresh(self, state: PyTree, added: DampingMatrix, moment: Schedule) -> PyTree:
+    def refresh(self, state: PyTree, damping: DampingMatrix, schedule: Schedule) -> PyTree:
         """The state with the inverse that this step is to use."""
-        del added, moment
+        del damping, schedule
         return state
 
     @abstractmethod
     def direction(
-        self, state: PyTree, parts: Sequence[Part], covector: PyTree, added: DampingMatrix
+        self, state: PyTree, parts: Sequence[Part], covector: PyTree, damping: DampingMatrix
     ) -> tuple[Direction, PyTree]:
         """The solution, and the state after it."""
 
@@ -87,7 +87,7 @@ class AbstractStructure(eqx.Module):
     def inspect(self, state: PyTree) -> None:
         """Warn of what the shapes of a state reveal."""
 
-    def check(self, added: DampingMatrix) -> None:
+    def check(self, damping: DampingMatrix) -> None:
         """Refuse damping that this structure has no use for."""
 
 
@@ -102,7 +102,7 @@ def where_due(due: Any, new: Callable[[], PyTree], old: PyTree) -> PyTree:
     return jax.lax.cond(due, new, lambda: old)
 
 
-def check_part(structure: AbstractStructure) -> None:
+def check_part(structure: Any) -> None:
     name = "`part`, the fraction of every batch to measure the metric on,"
     check_number(structure.part, name, above=0, most=1)
 

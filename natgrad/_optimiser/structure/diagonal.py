@@ -1,10 +1,12 @@
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._block.base import reciprocal
+from natgrad._check import number
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
@@ -26,10 +28,10 @@ class Diagonal(AbstractStructure):
     - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
     """
 
-    decay: float = 0.95
-    update_every: int = 1
-    part: float = 1.0
-    num_samples: int = 1
+    decay: Any = number(0.95)
+    update_every: int = eqx.field(default=1, static=True)
+    part: float = eqx.field(default=1.0, static=True)
+    num_samples: int = eqx.field(default=1, static=True)
 
     def __check_init__(self):
         check_periods(self)
@@ -38,10 +40,10 @@ class Diagonal(AbstractStructure):
     def has_sites(self):
         return True
 
-    def init(self, parts, key, added):
+    def init(self, parts, key, damping):
         return DiagonalState(RunningAverage(self.decay).init(self._measured(parts, key)))
 
-    def update(self, state, parts, key, moment, is_good):
+    def update(self, state, parts, key, schedule, is_good):
         def new() -> RunningState:
             fresh = self._measured(parts, key)
             is_new = is_good & jnp.isfinite(jnp.sum(_tree.flatten(fresh)[0]))
@@ -49,16 +51,16 @@ class Diagonal(AbstractStructure):
 
         if self.update_every == 1:
             return DiagonalState(new())
-        return DiagonalState(where_due(moment.is_due(self.update_every), new, state.average))
+        return DiagonalState(where_due(schedule.is_due(self.update_every), new, state.average))
 
     def mean_eigenvalue(self, state, parts, key):
         entries = _tree.flatten(self._entries(state))[0]
         return over_live(jnp.sum(entries), entries)
 
-    def direction(self, state, parts, covector, added):
+    def direction(self, state, parts, covector, damping):
         flat, unflatten = _tree.flatten(covector)
         entries = _tree.flatten(self._entries(state))[0]
-        damped = entries + jnp.asarray(added.entries(entries), entries.dtype)
+        damped = entries + jnp.asarray(damping.entries(entries), entries.dtype)
         vector = unflatten(flat * reciprocal(damped).astype(flat.dtype))
         return Direction(vector, STEP_RESULTS.successful, jnp.array(0)), state
 
@@ -70,7 +72,7 @@ class Diagonal(AbstractStructure):
 
     def _measured(self, parts, key) -> PyTree:
         squares = []
-        for number, part in enumerate(parts):
-            columns = columns_of(part, key, self.num_samples, number)
+        for index, part in enumerate(parts):
+            columns = columns_of(part, key, self.num_samples, index)
             squares.append(_tree.scale(1 / part.point.num_examples, part.point.power_sum(columns)))
         return _tree.add(*squares)

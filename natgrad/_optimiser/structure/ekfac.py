@@ -1,5 +1,6 @@
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -10,7 +11,7 @@ from natgrad._block.entries import BlockEntries
 from natgrad._block.factor import Factor
 from natgrad._block.kronecker import KroneckerBlock
 from natgrad._block.rules import BlockRules, check_blocks
-from natgrad._check import public
+from natgrad._check import as_number, public
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.estimated_blocks import corrected, is_corrected
 from natgrad._metric.running import RunningAverage, RunningState
@@ -45,17 +46,17 @@ class EKFAC(AbstractStructure):
       are refreshed, second moments start from the eigenvalues of the factors.
     """
 
-    decay: float
-    refresh_every: int
-    update_every: int
-    part: float
-    num_samples: int
+    decay: Any
+    refresh_every: int = eqx.field(static=True)
+    update_every: int = eqx.field(static=True)
+    part: float = eqx.field(static=True)
+    num_samples: int = eqx.field(static=True)
     blocks: BlockRules
 
     @public
     def __init__(
         self,
-        decay: float = 0.95,
+        decay: Any = 0.95,
         refresh_every: int = 10,
         *,
         update_every: int = 1,
@@ -63,7 +64,7 @@ class EKFAC(AbstractStructure):
         num_samples: int = 1,
         blocks: BlockRules | None = None,
     ):
-        self.decay, self.refresh_every, self.update_every = decay, refresh_every, update_every
+        self.decay, self.refresh_every, self.update_every = as_number(decay), refresh_every, update_every
         self.part, self.num_samples = part, num_samples
         self.blocks = check_blocks(blocks)
         check_periods(self)
@@ -72,35 +73,35 @@ class EKFAC(AbstractStructure):
     def has_sites(self):
         return True
 
-    def init(self, parts, key, added):
+    def init(self, parts, key, damping):
         factors = self._factors(self._measured(parts, key))
         metric = _decomposed(factors)
         return EKFACState(RunningAverage(self.decay).init(factors), metric, jnp.zeros(()))
 
-    def update(self, state, parts, key, moment, is_good):
+    def update(self, state, parts, key, schedule, is_good):
         def new():
             measured = self._measured(parts, key)
             factors = self._factors(measured)
             is_new = is_good & jnp.isfinite(factors.trace())
             average = RunningAverage(self.decay).update(state.average, factors, is_good=is_new)
             start = lambda: (_decomposed(RunningAverage(self.decay)._value(average)), average.weight)
-            metric, weight = where_due(moment.is_due(self.refresh_every), start, (state.metric, state.weight))
+            metric, weight = where_due(schedule.is_due(self.refresh_every), start, (state.metric, state.weight))
             return EKFACState(average, *self._corrected(metric, weight, measured, is_good))
 
-        return new() if self.update_every == 1 else where_due(moment.is_due(self.update_every), new, state)
+        return new() if self.update_every == 1 else where_due(schedule.is_due(self.update_every), new, state)
 
     def mean_eigenvalue(self, state, parts, key):
         factors = RunningAverage(self.decay)._value(state.average)
         return over_live(state.metric.trace(), _tree.flatten(factors.diagonal())[0])
 
-    def direction(self, state, parts, covector, added):
+    def direction(self, state, parts, covector, damping):
         operator = state.metric.operator
-        damping = block_damping(state.metric, added)
-        inverse = operator.replaced([block.inverted([], damping[k]) for k, block in enumerate(operator.blocks)])
+        per_block = block_damping(state.metric, damping)
+        inverse = operator.replaced([block.inverted([], per_block[k]) for k, block in enumerate(operator.blocks)])
         return Direction(inverse.mv(covector), STEP_RESULTS.successful, jnp.array(0)), state
 
-    def check(self, added):
-        if added.is_relative:
+    def check(self, damping):
+        if damping.is_relative:
             raise ValueError(
                 "`EKFAC` cannot be damped relative to the diagonal of the metric, which is not diagonal in its "
                 'eigenvectors. Use `shape="identity"`, or `KFAC`.'

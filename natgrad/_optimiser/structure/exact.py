@@ -46,26 +46,26 @@ class Exact(AbstractStructure):
         if not isinstance(self.solver, AbstractSolver):
             raise TypeError(f"`Exact` needs a solver, such as `CG()`, but got `{type(self.solver).__name__}`.")
 
-    def init(self, parts, key, added):
+    def init(self, parts, key, damping):
         return ExactState(parts[0].point.params if isinstance(self.solver, CG) else None)
 
-    def update(self, state, parts, key, moment, is_good):
+    def update(self, state, parts, key, schedule, is_good):
         return state
 
     def mean_eigenvalue(self, state, parts, key):
         return sampled_mean_eigenvalue(parts, key)
 
-    def direction(self, state, parts, covector, added):
+    def direction(self, state, parts, covector, damping):
         metric = metric_of(parts)
-        scales = self._scales(metric, added)
+        scales = self._scales(metric, damping)
         if scales is not None:
             metric = RescaledMetric(metric, scales)
         inside = metric.scaled if isinstance(metric, RescaledMetric) else lambda tree: tree
         solver = self.solver
         if isinstance(solver, CG):
             solver = eqx.tree_at(lambda cg: cg.initial, solver, state.last, is_leaf=lambda leaf: leaf is None)
-        damping = 1.0 if scales is not None else added.of_leaf(0)
-        solution = solve(metric, inside(covector), damping=damping, solver=solver)
+        strength = 1.0 if scales is not None else damping.of_leaf(0)
+        solution = solve(metric, inside(covector), damping=strength, solver=solver)
         result = STEP_RESULTS.promote(solution.result)
         is_finite = jnp.isfinite(_tree.vdot(solution.value, solution.value))
         kept = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, 0.0), solution.value)
@@ -75,13 +75,13 @@ class Exact(AbstractStructure):
     def diagonal(self, state, parts):
         return metric_of(parts).diagonal()
 
-    def _scales(self, metric: AbstractMetric, added: DampingMatrix) -> PyTree | None:
+    def _scales(self, metric: AbstractMetric, damping: DampingMatrix) -> PyTree | None:
         """The units in which what is added is the identity, unless it is a multiple of it already."""
-        if added.is_uniform:
+        if damping.is_uniform:
             return None
         flat, unflatten = _tree.flatten(metric._zeros())
-        diagonal = _tree.flatten(metric.diagonal())[0] if added.is_relative else None
-        entries = jnp.broadcast_to(added.entries(diagonal), flat.shape)
+        diagonal = _tree.flatten(metric.diagonal())[0] if damping.is_relative else None
+        entries = jnp.broadcast_to(damping.entries(diagonal), flat.shape)
         return unflatten(jnp.where(entries > 0, jax.lax.rsqrt(jnp.where(entries > 0, entries, 1.0)), 0.0))
 
 
@@ -133,18 +133,18 @@ class InnerSolve(AbstractStructure):
     def is_damped(self):
         return False
 
-    def init(self, parts, key, added):
+    def init(self, parts, key, damping):
         return ()
 
-    def update(self, state, parts, key, moment, is_good):
+    def update(self, state, parts, key, schedule, is_good):
         return state
 
     def mean_eigenvalue(self, state, parts, key):
         return sampled_mean_eigenvalue(parts, key)
 
-    def direction(self, state, parts, covector, added):
+    def direction(self, state, parts, covector, damping):
         zero = jax.tree.map(jnp.zeros_like, covector)
-        entries = _tree.flatten(zero)[1](jnp.broadcast_to(added.entries(), _tree.size(zero)))
+        entries = _tree.flatten(zero)[1](jnp.broadcast_to(damping.entries(), _tree.size(zero)))
 
         def linearised(d):
             moved = [jax.tree.map(jnp.add, part.z, part.point.push(d)) for part in parts]
@@ -176,8 +176,8 @@ class InnerSolve(AbstractStructure):
         vector = jax.tree.map(lambda leaf: jnp.where(is_lower, -leaf, jnp.nan), d)
         return Direction(vector, result, jnp.array(0)), state
 
-    def check(self, added):
-        if added.is_relative:
+    def check(self, damping):
+        if damping.is_relative:
             raise ValueError(
                 '`InnerSolve` forms no metric, and cannot be damped relative to its diagonal. Use `shape="identity"`.'
             )

@@ -99,20 +99,19 @@ def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
     return _tree.add(*blocks)
 
 
-def block_damping(metric: BlockMetric, added: DampingMatrix) -> Float[Array, " blocks"]:
+def block_damping(metric: BlockMetric, damping: DampingMatrix) -> Float[Array, " blocks"]:
     """What is added to the diagonal of every block, in units of that diagonal where it is relative to it."""
     names = list(metric.report())
     each = []
     for place in metric.operator.places:
         leaves = [part.leaf for part in place.parts]
-        if len({(added.multipliers[leaf], added.l2[leaf]) for leaf in leaves}) > 1:
+        if not damping.is_shared(leaves):
             raise ValueError(
                 f"{caller()}: {', '.join(f'`{names[leaf]}`' for leaf in leaves)} share a block, but have different "
                 "damping multipliers or `l2`. Give them the same, or blocks of their own: "
                 '`KFAC(blocks=BlockRules(bias="separate"))`.'
             )
-        relative = added.strength * added.multipliers[leaves[0]]
-        each.append(jnp.asarray(relative if added.is_relative else added.of_leaf(leaves[0]), float))
+        each.append(jnp.asarray(damping.of_block(leaves[0]), float))
     return jnp.stack(each)
 
 

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from natgrad import _tree
 from natgrad._block import damped
 from natgrad._block.base import AbstractBlock
 from natgrad._block.rules import BlockRules, check_blocks
-from natgrad._check import public
+from natgrad._check import as_number, public
 from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.damping import DampingMatrix
@@ -49,19 +50,19 @@ class KFAC(AbstractStructure):
     - `blocks`: what blocks are made of, `BlockRules(...)`.
     """
 
-    decay: float
-    refresh_every: int
-    update_every: int
-    part: float
-    stagger: bool
-    factored: bool
-    num_samples: int
+    decay: Any
+    refresh_every: int = eqx.field(static=True)
+    update_every: int = eqx.field(static=True)
+    part: float = eqx.field(static=True)
+    stagger: bool = eqx.field(static=True)
+    factored: bool = eqx.field(static=True)
+    num_samples: int = eqx.field(static=True)
     blocks: BlockRules
 
     @public
     def __init__(
         self,
-        decay: float = 0.95,
+        decay: Any = 0.95,
         refresh_every: int = 10,
         *,
         update_every: int = 1,
@@ -71,7 +72,7 @@ class KFAC(AbstractStructure):
         num_samples: int = 1,
         blocks: BlockRules | None = None,
     ):
-        self.decay, self.refresh_every, self.update_every = decay, refresh_every, update_every
+        self.decay, self.refresh_every, self.update_every = as_number(decay), refresh_every, update_every
         self.part, self.stagger, self.factored, self.num_samples = part, stagger, factored, num_samples
         self.blocks = check_blocks(blocks)
         check_periods(self)
@@ -80,12 +81,12 @@ class KFAC(AbstractStructure):
     def has_sites(self):
         return True
 
-    def init(self, parts, key, added):
+    def init(self, parts, key, damping):
         metric = self._measured(parts, key)
         # An inverse by factors has the form of the metric.
-        is_same = self._is_factored(added)
+        is_same = self._is_factored(damping)
         inverse = metric.operator if is_same else metric.operator.function(lambda values: values)
-        units = _tree.at_least_float32(metric.operator.zeros()) if added.is_relative else None
+        units = _tree.at_least_float32(metric.operator.zeros()) if damping.is_relative else None
         return KFACState(
             RunningAverage(self.decay).init(metric),
             RunningAverage(self.decay).init(metric.operator.traces()),
@@ -95,7 +96,7 @@ class KFAC(AbstractStructure):
             jnp.zeros(len(metric.operator.blocks), bool),
         )
 
-    def update(self, state, parts, key, moment, is_good):
+    def update(self, state, parts, key, schedule, is_good):
         def new() -> tuple[RunningState, ...]:
             fresh = self._measured(parts, key)
             traces = fresh.operator.traces()
@@ -104,16 +105,16 @@ class KFAC(AbstractStructure):
             return averaged(state.average, fresh), averaged(state.traces, traces)
 
         old = state.average, state.traces
-        found = new() if self.update_every == 1 else where_due(moment.is_due(self.update_every), new, old)
+        found = new() if self.update_every == 1 else where_due(schedule.is_due(self.update_every), new, old)
         return state._replace(average=found[0], traces=found[1])
 
     def mean_eigenvalue(self, state, parts, key):
         metric = self._average(state)
         return over_live(metric.operator.trace(self._traces(state)), _tree.flatten(metric.diagonal())[0])
 
-    def refresh(self, state, added, moment):
+    def refresh(self, state, damping, schedule):
         metric = self._average(state)
-        damping = block_damping(metric, added)
+        per_block = block_damping(metric, damping)
         blocks, units = list(state.inverse.blocks), state.units
         failures, is_stale = state.failures, state.is_stale
         groups = _groups(metric.operator.blocks, self.refresh_every) if self.stagger else [range(len(blocks))]
@@ -123,16 +124,16 @@ class KFAC(AbstractStructure):
             def new(group=group, old=old):
                 # Inside, so that the average is formed only when it is inverted.
                 operator = self._average(state).operator
-                operator, units = operator.with_unit_diagonal() if added.is_relative else (operator, None)
+                operator, units = operator.with_unit_diagonal() if damping.is_relative else (operator, None)
                 own = operator.replaced([operator.blocks[index] for index in group])
                 # Known are the traces of all blocks, in the units of the parameters.
-                is_known = not self.stagger and not added.is_relative
+                is_known = not self.stagger and not damping.is_relative
                 traces = self._traces(state) if is_known else None
-                found, is_finite = self._inverted(own, damping[np.array(group)], added, traces)
+                found, is_finite = self._inverted(own, per_block[np.array(group)], damping, traces)
                 kept = lambda good, a, b: jax.tree.map(lambda a, b: jnp.where(good, a, b), a, b)
                 return tuple(map(kept, is_finite, found, old)), units, ~is_finite
 
-            due = moment.is_due(self.refresh_every, k * self.refresh_every // len(groups))
+            due = schedule.is_due(self.refresh_every, k * self.refresh_every // len(groups))
             members = np.array(group)
             found, units, failed = where_due(due, new, (old, units, is_stale[members]))
             failures = failures + jnp.where(due, jnp.sum(failed), 0)
@@ -142,11 +143,11 @@ class KFAC(AbstractStructure):
         inverse = state.inverse.replaced(blocks)
         return state._replace(inverse=inverse, units=units, failures=failures, is_stale=is_stale)
 
-    def direction(self, state, parts, covector, added):
+    def direction(self, state, parts, covector, damping):
         inverse = state.inverse
-        if not self._is_factored(added):
-            damping = block_damping(self._average(state), added)
-            inverse = inverse.replaced([block.inverted([], damping[k]) for k, block in enumerate(inverse.blocks)])
+        if not self._is_factored(damping):
+            per_block = block_damping(self._average(state), damping)
+            inverse = inverse.replaced([block.inverted([], per_block[k]) for k, block in enumerate(inverse.blocks)])
         scaled = lambda tree: tree if state.units is None else jax.tree.map(_times, tree, state.units)
         vector = scaled(inverse.mv(scaled(covector)))
         results: Any = STEP_RESULTS
@@ -156,13 +157,13 @@ class KFAC(AbstractStructure):
     def diagonal(self, state, parts):
         return self._average(state).diagonal()
 
-    def check(self, added):
-        if added.is_relative and self.stagger:
+    def check(self, damping):
+        if damping.is_relative and self.stagger:
             raise ValueError(
                 "`KFAC(stagger=True)` cannot be damped relative to the diagonal of the metric, whose units all blocks "
                 "would have to share. Use one of the two."
             )
-        if added.is_relative and any(added.l2):
+        if damping.is_relative and not damping.l2.is_default:
             raise ValueError(
                 "`KFAC` cannot add `l2` to a metric that is damped relative to its diagonal: their sum is no Kronecker "
                 'product. Use `shape="identity"`, or `Exact`.'
@@ -171,16 +172,15 @@ class KFAC(AbstractStructure):
     def inspect(self, state):
         state.average.total.report().warn_of_fallbacks()
 
-    def _is_factored(self, added: DampingMatrix) -> bool:
-        is_undamped = isinstance(added.strength, int | float) and added.strength == 0 and not any(added.l2)
-        return self.factored and not is_undamped
+    def _is_factored(self, damping: DampingMatrix) -> bool:
+        return self.factored and not damping.is_zero
 
     def _inverted(
-        self, operator: Blocks, damping: Float[Array, " blocks"], added: DampingMatrix, traces: Array | None
+        self, operator: Blocks, per_block: Float[Array, " blocks"], damping: DampingMatrix, traces: Array | None
     ) -> tuple[Sequence[AbstractBlock], Array]:
         """The inverses of damped blocks, or their eigenvectors, and whether they are finite."""
-        if self._is_factored(added):
-            found = damped.invert(operator.blocks, damping, traces)
+        if self._is_factored(damping):
+            found = damped.invert(operator.blocks, per_block, traces)
             return found.blocks, found.is_finite
         blocks = operator.function(lambda values: values).blocks
         is_finite = jnp.stack([jnp.all(jnp.isfinite(block.diagonal())) for block in blocks])
