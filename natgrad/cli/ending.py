@@ -75,7 +75,7 @@ def _table(report: dict[str, Any]) -> Table:
     metric = next(iter(report["problem"]["metrics"]), "metric")
     rows = [_row(method, metric, report["status"]) for method in report["methods"]]
     titles = [title for title in rows[0] if any(row[title] not in ("–", "") for row in rows)]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("method", no_wrap=True)
     for title in titles:
         # As `Text`, since rich reads brackets in a string as markup.
