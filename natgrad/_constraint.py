@@ -1,4 +1,4 @@
-"""Parameters confined to a set, and what to do with a step that would leave it."""
+"""Sets of allowed parameters, and rules for steps that would leave them."""
 
 from abc import abstractmethod
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from natgrad import _linalg
-from natgrad._check import Requirement, public, real_array, require
+from natgrad._check import Requirement, caller, public, real_array, require
 from natgrad._types import Scalar
 
 
@@ -17,7 +17,8 @@ class AbstractConstraint(eqx.Module):
     """A set of allowed parameters, kept away from its boundary by `margin`."""
 
     @abstractmethod
-    def contains(self, w: Array) -> Bool[Array, ""]: ...
+    def contains(self, w: Array) -> Bool[Array, ""]:
+        """Whether `w` is allowed."""
 
     @abstractmethod
     def project(self, w: Array) -> Array:
@@ -25,7 +26,7 @@ class AbstractConstraint(eqx.Module):
 
     @abstractmethod
     def clip(self, w: Array) -> Array:
-        """`w` with what is out of range set to the nearest allowed value, one coordinate (or eigenvalue) at a time."""
+        """`w` with every coordinate (or eigenvalue) out of range set to the nearest allowed value."""
 
     @abstractmethod
     def barrier(self, w: Array) -> Scalar:
@@ -33,7 +34,7 @@ class AbstractConstraint(eqx.Module):
 
 
 class Simplex(AbstractConstraint):
-    """Probability vectors along the last axis, every entry at least `margin`."""
+    """Probability vectors along the last axis, with every entry at least `margin` (default 1e-6)."""
 
     margin: float = 1e-6
 
@@ -42,13 +43,13 @@ class Simplex(AbstractConstraint):
         return jnp.all(w >= self.margin * (1 - 1e-3)) & jnp.all(total <= jnp.sqrt(jnp.finfo(w.dtype).eps))
 
     def project(self, w):
-        # Onto {v >= margin, sum v = 1}: shift all entries by one number and cut at the margin.
+        # The projection onto {v >= margin, sum v = 1} shifts all entries by one number and cuts at the margin.
         size = w.shape[-1]
-        free = 1 - size * self.margin
+        mass = 1 - size * self.margin
         v = w - self.margin
         ordered = -jnp.sort(-v, axis=-1)
         counts = jnp.arange(1, size + 1, dtype=w.dtype).reshape((1,) * (w.ndim - 1) + (-1,))
-        shifts = (jnp.cumsum(ordered, axis=-1) - free) / counts
+        shifts = (jnp.cumsum(ordered, axis=-1) - mass) / counts
         active = jnp.sum(ordered > shifts, axis=-1, keepdims=True)
         shift = jnp.take_along_axis(shifts, active - 1, axis=-1)
         return jnp.maximum(v - shift, 0.0) + self.margin
@@ -62,7 +63,7 @@ class Simplex(AbstractConstraint):
 
 
 class PositiveDefinite(AbstractConstraint):
-    """Symmetric matrices with every eigenvalue at least `margin`."""
+    """Symmetric matrices with every eigenvalue at least `margin` (default 1e-6)."""
 
     margin: float = 1e-6
 
@@ -84,8 +85,10 @@ class PositiveDefinite(AbstractConstraint):
 
 
 class ConstrainedStep(eqx.Module):
-    """Where a step ended, whether it would have left the set, and the part of it that was taken (1 where all of it, or
-    where the rule moves the point otherwise)."""
+    """The result of `constrained_step`.
+
+    `value` is the new point, `was_outside` whether the whole step would have left the set, and `fraction` the fraction
+    of the step that was taken (1 for rules that move the point by other means)."""
 
     value: Array
     was_outside: Bool[Array, ""]
@@ -93,14 +96,15 @@ class ConstrainedStep(eqx.Module):
 
 
 class AbstractRule(eqx.Module):
-    """What to do with a step that would leave the set. A step that stays inside is taken as it is."""
+    """A rule for steps that would leave the set."""
 
     @abstractmethod
-    def apply(self, constraint: AbstractConstraint, w: Array, step: Array) -> tuple[Array, Scalar]: ...
+    def apply(self, constraint: AbstractConstraint, w: Array, step: Array) -> tuple[Array, Scalar]:
+        """The new point, and the fraction of the step that was taken."""
 
 
 class BackProjection(AbstractRule):
-    """Take the step, then go to the nearest allowed point."""
+    """Take the step, then move to the nearest allowed point."""
 
     def apply(self, constraint, w, step):
         return constraint.project(w + step), jnp.ones((), w.dtype)
@@ -114,23 +118,29 @@ class Clipping(AbstractRule):
 
 
 class Backtracking(AbstractRule):
-    """Halve the step until it stays inside; give it up after `max_halvings`."""
+    """Halve the step until it stays inside; take no step after `max_halvings` (default 30)."""
 
     max_halvings: int = 30
 
     def apply(self, constraint, w, step):
-        def outside(state):
+        def is_outside(state):
             fraction, count = state
             return ~constraint.contains(w + fraction * step) & (count < self.max_halvings)
 
-        fraction, _ = jax.lax.while_loop(outside, lambda s: (s[0] / 2, s[1] + 1), (jnp.ones((), w.dtype), 0))
+        def halve(state):
+            fraction, count = state
+            return fraction / 2, count + 1
+
+        fraction, _ = jax.lax.while_loop(is_outside, halve, (jnp.ones((), w.dtype), 0))
         fraction = jnp.where(constraint.contains(w + fraction * step), fraction, 0.0)
         return w + fraction * step, fraction
 
 
 class Penalty(AbstractRule):
-    """Stop where a barrier of the given strength outweighs the progress along the step: among ever shorter steps, the
-    one with the least barrier minus distance gone."""
+    r"""Stop before the boundary, where a barrier outweighs the progress along the step.
+
+    Of `num_candidates` (default 30) fractions $t = 1, \frac12, \frac14, \dots$ the one with the least
+    $\text{strength}\cdot(b(w + t d) - b(w)) - t$, where $b$ is the barrier of the set; `strength` is 0.1 by default."""
 
     strength: float = 0.1
     num_candidates: int = 30
@@ -140,10 +150,8 @@ class Penalty(AbstractRule):
 
         def score(fraction):
             point = w + fraction * step
-            allowed = constraint.contains(point)
-            return jnp.where(
-                allowed, self.strength * (constraint.barrier(point) - constraint.barrier(w)) - fraction, jnp.inf
-            )
+            penalty = self.strength * (constraint.barrier(point) - constraint.barrier(w))
+            return jnp.where(constraint.contains(point), penalty - fraction, jnp.inf)
 
         scores = jax.vmap(score)(fractions)
         best = jnp.argmin(scores)
@@ -157,21 +165,36 @@ def constrained_step(
 ) -> ConstrainedStep:
     """Move the parameters `w` by `step` without leaving the set.
 
-    A step that stays inside is taken whole. One that would leave it is handled by the `rule`: `Backtracking()` (the
-    default), `BackProjection()`, `Clipping()` or `Penalty()`. A step that is not finite is not taken."""
-    w = real_array(w, "`constrained_step`: `w`")
-    step = real_array(step, "`constrained_step`: `step`", w.dtype)
+    A step that stays inside is taken whole. A step that is not finite is not taken.
+
+    **Arguments:**
+
+    - `constraint`: the set, `Simplex()` or `PositiveDefinite()`.
+    - `w`: an array inside the set.
+    - `step`: an array of the same shape.
+    - `rule`: for a step that would leave the set, `Backtracking()` (the default), `BackProjection()`, `Clipping()` or
+      `Penalty()`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    ng.constrained_step(ng.Simplex(), jnp.array([0.2, 0.8]), jnp.array([-0.3, 0.3])).value  # half of the step
+    ```
+    """
+    w = real_array(w, f"{caller()}: `w`")
+    step = real_array(step, f"{caller()}: `step`", w.dtype)
     if w.shape != step.shape:
-        raise ValueError(f"`constrained_step` needs a step of the shape of `w`, {w.shape}, but got {step.shape}.")
+        raise ValueError(f"{caller()} needs a step of the shape of `w`, {w.shape}, but got {step.shape}.")
     inside = Requirement(
         constraint.contains(w), f"to start inside `{type(constraint).__name__}`", "Apply its `project` first."
     )
-    w = require(w, [inside], "`constrained_step`", traced=False)
+    w = require(w, [inside], traced=False)
     rule = Backtracking() if rule is None else rule
-    finite = jnp.all(jnp.isfinite(step))
-    step = jnp.where(finite, step, 0.0)
-    outside = ~constraint.contains(w + step)
-    handled, fraction = rule.apply(constraint, w, step)
-    value = jnp.where(outside, handled, w + step)
-    fraction = jnp.where(finite, jnp.where(outside, fraction, 1.0), 0.0)
-    return ConstrainedStep(value, outside | ~finite, fraction)
+    is_finite = jnp.all(jnp.isfinite(step))
+    step = jnp.where(is_finite, step, 0.0)
+    is_outside = ~constraint.contains(w + step)
+    ruled, fraction = rule.apply(constraint, w, step)
+    value = jnp.where(is_outside, ruled, w + step)
+    fraction = jnp.where(is_finite, jnp.where(is_outside, fraction, 1.0), 0.0)
+    return ConstrainedStep(value, is_outside | ~is_finite, fraction)

@@ -163,7 +163,7 @@ def test_new_problems_run(folder):
     result = run("compare", "own/first.py:problem", "--methods", "sgd", "--steps", "2", "--out", "found")
     assert result.exit_code == 0, result.output
     again = run("new", "own/first.py")
-    assert again.exit_code == 1 and "is there already" in again.stderr and "--force" in again.stderr
+    assert again.exit_code == 1 and "exists already" in again.stderr and "--force" in again.stderr
     assert run("new", "own/first.py", "--force").exit_code == 0
     assert run("new", "own/first").exit_code == 2
 
@@ -172,7 +172,7 @@ def test_doctor_tests_and_tells(monkeypatch):
     from natgrad.cli import doctor
 
     sound = run("doctor")
-    assert sound.exit_code == 0 and "All is well" in sound.stdout
+    assert sound.exit_code == 0 and "All tests passed" in sound.stdout
     assert re.search(r"jax +\d", sound.stdout) and "Devices:" in sound.stdout and "Precision:" in sound.stdout
     monkeypatch.setattr(doctor, "checks", lambda: [doctor.Check("a product", float("inf"), 1.0)])
     broken = run("doctor")
@@ -248,13 +248,13 @@ def test_runs_are_not_mixed_up(folder):
     assert nothing.exit_code == 1 and "There is no run in `run` to resume" in nothing.stderr
     assert run(*arguments).exit_code == 0
     again = run(*arguments)
-    assert again.exit_code == 1 and "holds a run already" in again.stderr and "--resume" in again.stderr
+    assert again.exit_code == 1 and "already holds a run" in again.stderr and "--resume" in again.stderr
     other = run(*arguments, "--resume", "--structure", "diagonal")
-    assert other.exit_code == 1 and "was begun with another structure" in other.stderr
+    assert other.exit_code == 1 and "was started with another structure" in other.stderr
     for change, match in (
         (("(30, 2)", "(31, 2)"), "other data or initial parameters"),
         (("jnp.tanh", "jnp.sin"), "another model or objective"),
-        (("batch_size=10", "batch_size=5"), "another size of batches"),
+        (("batch_size=10", "batch_size=5"), "another batch size"),
     ):
         (folder / "mine.py").write_text(PROBLEM.replace(*change))
         other = run(*arguments, "--resume")
@@ -272,9 +272,13 @@ def test_runs_are_not_mixed_up(folder):
     ("arguments", "code", "match"),
     [
         ("compare digit", 1, "no problem `digit`. Did you mean `digits`?"),
-        ("compare no.py:problem", 1, "no file `no.py`. `natgrad new no.py`"),
+        ("compare no.py:problem", 1, "no file `no.py`. Write one to start from with `natgrad new no.py`"),
         ("compare mine.py:other", 1, "has no `other`. It has model, problem"),
-        ("compare mine.py:model", 1, "`mine.py:model` needs the arguments params, x, but can only be given `seed`"),
+        (
+            "compare mine.py:model",
+            1,
+            "needs the arguments params, x, but the command line passes only `seed`",
+        ),
         ("compare mine.py:problem --hidden 3", 1, "`--hidden` is for data files"),
         ("compare digits --batch-size 3", 1, "`--batch-size` is for data files"),
         ("compare mine.py:problem --out mine.py", 1, "cannot be written to `mine.py`"),
@@ -282,7 +286,7 @@ def test_runs_are_not_mixed_up(folder):
         ("compare mine.py:problem --steps 0", 2, "1"),
         ("train mine.py:problem --structure dense", 2, "no structure `dense`"),
         ("train data.csv --target price", 1, "There is no file `data.csv`"),
-        ("train data.csv --target price --hidden 3,x", 1, "`--hidden` needs widths"),
+        ("train data.csv --target price --hidden 3,x", 1, "`--hidden` needs the widths"),
         ("inspect mine.py:problem --checkpoint nowhere", 1, "neither a file nor the folder of a run"),
         ("figures nothing", 2, "no figure named nothing"),
         ("sail", 2, "No such command"),

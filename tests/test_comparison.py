@@ -197,12 +197,12 @@ def test_every_run_has_the_same_budget(comparison):
 
 
 def test_recommended_code_does_what_was_measured(comparison):
-    imported = "from own import problem\n"
+    problem_code = "from own import problem\n"
     for each in judgement.contenders(comparison, None):
-        written = judgement._recommended("", each, imported).code
-        assert imported in written
+        written = judgement._recommend("", each, problem_code).code
+        assert problem_code in written
         names = {"problem": comparison.problem}
-        exec(written.replace(imported, ""), names)
+        exec(written.replace(problem_code, ""), names)
         loss = comparison.problem.loss(names["params"], comparison.problem.data)
         np.testing.assert_allclose(loss, each.run.curve[-1].loss, rtol=1e-6)
 
@@ -215,7 +215,7 @@ def test_an_interruption_leaves_runs_equally_far():
     found = compare(classes(), TrialBudget(50), methods=chosen("adam", "sgd"), watch=interrupt)
     steps = [run.steps for outcome in found.outcomes for run in outcome.runs]
     assert found.status == "interrupted" and 20 < min(steps) and max(steps) - min(steps) <= 1
-    report = document(found, command="compare", imported="")
+    report = document(found, command="compare", problem_code="")
     assert [each["status"] for each in report["methods"]] == ["interrupted"] * 2
 
 
@@ -223,13 +223,13 @@ def test_a_method_that_fails_on_its_way_leaves_the_others_alone(monkeypatch):
     advance = Run.advance
 
     def failing(run):
-        if run.steps == 3 and run.tried["learning_rate"] == 0.01:
+        if run.steps == 3 and run.settings["learning_rate"] == 0.01:
             raise RuntimeError("out of memory")
         return advance(run)
 
     monkeypatch.setattr(Run, "advance", failing)
     (found,) = compare(classes(), TrialBudget(10), methods=chosen("adam")).outcomes
-    failed = {run.tried["learning_rate"]: (run.steps, run.note) for run in found.runs if run.status == "failed"}
+    failed = {run.settings["learning_rate"]: (run.steps, run.note) for run in found.runs if run.status == "failed"}
     assert failed == {0.01: (3, "out of memory")}
     assert {run.steps for run in found.runs if run.status == "complete"} == {10}
 
@@ -250,14 +250,14 @@ def test_sweeps_go_on_beyond_their_ends():
     own = classes()
     steep = ng.Problem(lambda w, x: 30 * w * x, ng.LeastSquares(), jnp.ones(()), (jnp.ones(5), jnp.zeros(5)))
     rates = lambda problem, sweep: [
-        run.tried["learning_rate"]
+        run.settings["learning_rate"]
         for run in compare(problem, TrialBudget(10), methods=[FirstOrder("SGD", optax.sgd, sweep, "")]).outcomes[0].runs
     ]
     # The best rate is 1/900.
     assert rates(steep, (0.01, 0.03)) == pytest.approx([0.0003, 0.001, 0.003, 0.01, 0.03])
     assert rates(steep, (1e-4, 3e-4)) == pytest.approx([1e-4, 3e-4, 1e-3, 3e-3])
     assert len(rates(own, (1e-9, 3e-9))) == 6
-    # Where all diverge, lower ones are tried.
+    # Where all diverge, lower ones are settings.
     steepest = ng.Problem(lambda w, x: 1e15 * w * x, ng.LeastSquares(), jnp.ones(()), (jnp.ones(5), jnp.zeros(5)))
     assert rates(steepest, (1.0, 3.0)) == pytest.approx([0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 
@@ -276,9 +276,9 @@ def test_methods_that_are_too_large_are_refused_with_a_reason():
 def outcome(name: str, *curves: list[tuple[int, float, float]], status="complete") -> MethodRuns:
     """A method whose runs went through these steps, seconds and losses."""
     method, runs = METHODS[name], []
-    for tried, curve in zip(method.sweep, curves, strict=False):
+    for settings, curve in zip(method.sweep, curves, strict=False):
         run = Run.__new__(Run)
-        run.tried, run.status, run.note, run.problem, run.seed = tried, status, "", classes(), 0
+        run.settings, run.status, run.note, run.problem, run.seed = settings, status, "", classes(), 0
         run.curve = [Reading(step, seconds, loss, None, {}) for step, seconds, loss in curve]
         run.steps, run.seconds = curve[-1][:2]
         runs.append(run)
@@ -296,13 +296,19 @@ SLOW_ADAM = outcome("adam", [(0, 0.0, 2.0), (50, 1.0, 1.0), (100, 2.0, 0.5)], [(
 @pytest.mark.parametrize(
     ("natural", "match"),
     [
-        ([(0, 0.0, 2.0), (10, 1.0, 0.4)], "K-FAC is fastest: .* 0.5 in 10 steps and 1 s, .* Adam at a rate of 0.001, "),
-        ([(0, 0.0, 2.0), (10, 1.0, 0.4)], "took 100 steps and 2 s: 2 times the time"),
-        ([(0, 0.0, 2.0), (10, 1.0, 0.4), (20, 2.0, 1e-3)], r"K-FAC went on to 0.001\.$"),
-        ([(0, 0.0, 2.0), (10, 2.1, 0.4)], "A draw in time: K-FAC took 10 steps and 2.1 s"),
-        ([(0, 0.0, 2.0), (10, 4.0, 0.4)], "In steps K-FAC is ahead, in time Adam: K-FAC .* in 10 steps and 4 s"),
-        ([(0, 0.0, 2.0), (100, 4.0, 0.4)], "Adam at a rate of 0.001 is ahead: .*; K-FAC reached"),
-        ([(0, 0.0, 2.0), (100, 1.0, 0.7)], "no natural gradient did; K-FAC came closest with 0.7"),
+        (
+            [(0, 0.0, 2.0), (10, 1.0, 0.4)],
+            r"K-FAC is fastest: .* 0.5 in 10 steps and 1 s\. .* Adam \(learning",
+        ),
+        ([(0, 0.0, 2.0), (10, 1.0, 0.4)], "took 100 steps and 2 s, 2 times as long"),
+        ([(0, 0.0, 2.0), (10, 1.0, 0.4), (20, 2.0, 1e-3)], r"K-FAC went on to a loss of 0.001\.$"),
+        (
+            [(0, 0.0, 2.0), (10, 2.1, 0.4)],
+            "K-FAC and Adam are equally fast: K-FAC .* in 10 steps and 2.1 s",
+        ),
+        ([(0, 0.0, 2.0), (10, 4.0, 0.4)], "K-FAC needs fewer steps, Adam less time: K-FAC .* in 10 steps and 4 s"),
+        ([(0, 0.0, 2.0), (100, 4.0, 0.4)], r"Adam \(learning rate 0.001\) is ahead: .* K-FAC took 100 steps and 4 s"),
+        ([(0, 0.0, 2.0), (100, 1.0, 0.7)], "No natural-gradient method did; K-FAC came closest with 0.7"),
     ],
 )
 def test_verdicts(natural, match):
@@ -318,8 +324,10 @@ def test_verdicts_without_a_duel():
     worse = outcome("kfac", [(0, 0.0, 2.0), (10, 1.0, 0.4), (20, 2.0, 0.5)])
     assert verdict(worse) == "K-FAC has the lowest loss, 0.4 after 10 steps."
     idle = [outcome(name, [(0, 0.0, 2.0), (10, 1.0, 2.0)]) for name in ("kfac", "adam")]
-    assert verdict(*idle) == "No method lowered the loss of 2 that it starts with."
-    assert verdict(won, idle[1]).startswith("K-FAC reached a loss of 0.4; Adam at a rate of 0.001, the best")
+    assert verdict(*idle) == "No method lowered the initial loss of 2."
+    assert verdict(won, idle[1]) == (
+        "K-FAC reached a loss of 0.4. No first-order method did; Adam (learning rate 0.001) came closest with 2."
+    )
 
 
 def test_verdicts_on_losses_below_zero():
@@ -331,7 +339,7 @@ def test_verdicts_on_held_out_data():
     both = [outcome(name, [(0, 0.0, 2.0), (10, 1.0, 0.4)]) for name in ("kfac", "adam")]
     run = both[0].runs[0]
     run.curve = [point._replace(held_out_loss=loss) for point, loss in zip(run.curve, (3.0, 5.0), strict=True)]
-    assert verdict(*both).endswith("On held-out data K-FAC came lowest on its way, with 3 after 0 steps.")
+    assert verdict(*both).endswith("Best held-out loss: K-FAC, 3 at step 0.")
 
 
 def test_an_interruption_of_the_last_look_keeps_the_first(monkeypatch):
@@ -342,7 +350,7 @@ def test_an_interruption_of_the_last_look_keeps_the_first(monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(examination, "_compared", interrupted)
+    monkeypatch.setattr(examination, "_compare_steps", interrupted)
     with pytest.raises(KeyboardInterrupt):
         examination.look("at the end", 1, problem.params)
     geometry = examination.geometry()
@@ -353,11 +361,15 @@ def test_the_target_may_be_given():
     comparison = Comparison(classes(), TrialBudget(10), 0, [SLOW_ADAM], None, "complete", 1.0)
     target = judgement.target_of(comparison, 1.0)
     (adam,) = judgement.contenders(comparison, target)
+    both = comparison._replace(outcomes=[outcome("kfac", [(0, 0.0, 2.0), (9, 1.0, 0.7)]), SLOW_ADAM])
+    assert judgement.verdict(both, judgement.target_of(both, 0.1)) == (
+        "No method reached a loss of 0.1; Adam (learning rate 0.001) came closest with 0.5."
+    )
     assert adam.reached == Reading(50, 1.0, 1.0, None, {}) and adam.run is SLOW_ADAM.runs[0]
 
 
 def test_the_end_of_a_sweep_is_told():
     inside = outcome("sgd", *([(0, 0.0, 2.0), (9, 1.0, loss)] for loss in (1.0, 0.5, 1.0)))
     comparison = Comparison(classes(), TrialBudget(10), 0, [SLOW_ADAM, inside], None, "complete", 1.0)
-    notes = [each["note"] for each in document(comparison, command="compare", imported="")["methods"]]
-    assert notes == ["Its best rate, 0.001, is the smallest tried; a smaller one may be better.", ""]
+    notes = [each["note"] for each in document(comparison, command="compare", problem_code="")["methods"]]
+    assert notes == ["Its best learning rate, 0.001, is the smallest tried; a smaller one may be better.", ""]

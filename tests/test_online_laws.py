@@ -51,7 +51,7 @@ def test_other_rates_are_other_averages(rate):
     for k, x in enumerate(xs[1:], 2):
         expected += (rate if isinstance(rate, float) else rate(k)) * (x - expected)
     np.testing.assert_allclose(state.moments, expected, rtol=1e-12)
-    with pytest.raises(ValueError, match="needs the rate 1/k"):
+    with pytest.raises(ValueError, match="^`OnlineMaximumLikelihood.merge` needs the rate 1/k"):
         online.merge(state, state)
 
 

@@ -94,8 +94,8 @@ def test_vectors_covectors_and_metrics():
 @pytest.mark.slow
 def test_overparametrised_examples():
     found = _overparametrised.redundant()
-    np.testing.assert_allclose(found["own"], [3.0, 3.0], rtol=1e-9)
-    np.testing.assert_allclose(found["other"], [4.8, 1.2], rtol=1e-9)
+    np.testing.assert_allclose(found["in_w"], [3.0, 3.0], rtol=1e-9)
+    np.testing.assert_allclose(found["in_theta"], [4.8, 1.2], rtol=1e-9)
     np.testing.assert_allclose(found["pushed"][0], found["pushed"][1], rtol=1e-9)
     crossing = _overparametrised.crossing()
     np.testing.assert_allclose(crossing["pushed"], [[0.8, 0.4], [0.8, -0.4]], rtol=1e-9, atol=1e-12)

@@ -21,7 +21,7 @@ import pytest
 import natgrad as ng
 from natgrad._problem import Problem
 from natgrad.problems import PROBLEMS, data, from_file
-from natgrad.problems._perceptron import parted, units
+from natgrad.problems._mlp import column_scaling, split_examples
 from natgrad.problems._poisson import exact, grid, laplacian, poisson_pde, residual
 from natgrad.problems._readers import idx_array, read_csv
 
@@ -32,7 +32,7 @@ FILES = {"mnist-autoencoder": data.MNIST_TEST_IMAGES, "chars": data.MOBY_DICK}
 
 @functools.cache
 def made(name: str, seed: int = 0) -> Problem:
-    if PROBLEMS[name].is_fetched and data.found(FILES[name]) is None:
+    if PROBLEMS[name].is_fetched and data.local_path(FILES[name]) is None:
         pytest.skip(f"`{FILES[name].kept_name}` is neither in the directory named by NATGRAD_DATA nor in the cache")
     with jax.enable_x64(PROBLEMS[name].is_double):
         return PROBLEMS[name].make(seed)
@@ -149,14 +149,14 @@ def test_the_laplacian_of_the_network():
 
 @hypothesis.given(st.integers(10, 500), st.floats(0, 0.9), st.integers(0, 100))
 def test_parts_have_every_example_once(count, fraction, seed):
-    training, held_out = parted(count, fraction, seed)
+    training, held_out = split_examples(count, fraction, seed)
     assert sorted([*training, *held_out]) == list(range(count))
     assert len(training) >= 1 and abs(len(held_out) - fraction * count) <= 1
 
 
 def test_columns_that_do_not_vary_become_zero():
     values = np.stack([np.full(50, 0.1), np.arange(50.0)], axis=1)
-    standardised = units(values).standardised(values)
+    standardised = column_scaling(values).standardise(values)
     np.testing.assert_array_equal(standardised[:, 0], 0)
     np.testing.assert_allclose([standardised[:, 1].mean(), standardised[:, 1].std()], [0, 1], atol=1e-12)
 
@@ -184,7 +184,7 @@ def numbers(count=60, seed=0):
 def test_a_table_of_numbers(tmp_path, options):
     rows = numbers()
     problem = from_file(table(tmp_path / "rows.csv", ["a", "b", "y"], rows, **options), target="y", hidden=(8,))
-    values = np.array(rows)[parted(60).training]
+    values = np.array(rows)[split_examples(60).training]
     np.testing.assert_allclose(problem.data[0], (values - values.mean(0))[:, :2] / values.std(0)[:2], rtol=1e-6)
     np.testing.assert_allclose(problem.data[1][:, 0], (values - values.mean(0))[:, 2] / values.std(0)[2], rtol=1e-6)
     assert (problem.num_examples, problem.num_held_out, problem.batch_size) == (48, 12, None)
@@ -196,7 +196,7 @@ def test_errors_are_in_the_units_of_the_target(tmp_path):
     rows = numbers()
     problem = from_file(table(tmp_path / "rows.csv", ["a", "b", "y"], rows), target="y", hidden=(8,))
     z = jnp.zeros((12, 1))
-    training, held_out = (np.array(rows)[part, 2] for part in parted(60))
+    training, held_out = (np.array(rows)[part, 2] for part in split_examples(60))
     error = problem.metrics["root mean squared error"](z, problem.held_out[1])
     np.testing.assert_allclose(error, np.sqrt(np.mean((held_out - training.mean()) ** 2)), rtol=1e-5)
     assert set(problem.metrics) == {"explained variance", "root mean squared error"}
@@ -211,7 +211,7 @@ def test_a_table_of_classes(tmp_path, target):
     path = path.rename(tmp_path / "rows.CSV")
     other = {"kind": "code", "code": "kind"}[target]
     problem = from_file(path, target=target, hidden=(), ignore=[other], seed=3)
-    np.testing.assert_array_equal(problem.data[1], parted(40, seed=3).training % 3)
+    np.testing.assert_array_equal(problem.data[1], split_examples(40, seed=3).training % 3)
     np.testing.assert_array_equal(problem.data[0][:, 1], 0)
     assert jax.eval_shape(problem.model, problem.params, problem.data[0]).shape == (32, 3)
     assert {leaf.dtype.name for leaf in jax.tree.leaves((problem.params, problem.data))} == {"float32", "int32"}
@@ -285,7 +285,7 @@ def test_images(tmp_path, monkeypatch, ending, where):
     if where == "here":
         monkeypatch.chdir(tmp_path)
     problem = from_file(path, target=f"some-labels-idx1-ubyte{ending}")
-    rows = parted(40).training
+    rows = split_examples(40).training
     np.testing.assert_allclose(problem.data[0], pixels[rows].reshape(-1, 6) / 255, rtol=1e-6)
     np.testing.assert_array_equal(problem.data[1], rows % 3)
     assert "scaled to [0, 1]" in problem.about
@@ -303,7 +303,10 @@ def test_an_archive_of_arrays(tmp_path):
     np.savez(tmp_path / "all.npz", **arrays, other=np.zeros(7), name=np.array("text"), words=np.array(["w"] * 50))
     problem = from_file(tmp_path / "all.npz", target="y", ignore=["words"])
     assert problem.data[0].shape == (40, 7)
-    assert "Not used, for their lengths: `name`, `other`." in problem.about and "4 classes" in problem.about
+    assert (
+        "Not used, because their lengths differ from the target: `name`, `other`." in problem.about
+        and "4 classes" in problem.about
+    )
     words = from_file(tmp_path / "all.npz", target="flag", ignore=["words", "y"])
     assert "classification of `flag`, 2 classes" in words.about
 
@@ -336,7 +339,7 @@ TABLES = {
     "one text among numbers": (
         GOOD.replace(",3.5", ",3.5%"),
         {},
-        r"`y` .* number is needed: `3.5%` in row 5.*numbers\.$",
+        r"`y` .* number is needed: `3.5%` in row 5.*by a number\.$",
     ),
     "infinite": (GOOD.replace("\n3,2,", "\n3,-inf,"), {}, "`b` .* has 1 infinite cells, the first in row 5"),
     "long row": (GOOD.replace("\n3,2,", "\n3,2,2,"), {}, "Row 5 of .* has 4 cells, but the header has 3"),
@@ -348,12 +351,16 @@ TABLES = {
     "unnamed column": (GOOD.replace("a,b", ",b"), {}, "Column 1 of .* has no name.*index=False"),
     "repeated name": (GOOD.replace("a,b", "b,b"), {}, "has `b` more than once"),
     "one class": ("a,y\n" + "1,x\n" * 12, {}, "is `x` in all rows: there is only one class"),
-    "constant": ("a,y\n" + "1,2.5\n" * 12, {}, "is 2.5 in all rows that are trained on: it is constant"),
+    "constant": ("a,y\n" + "1,2.5\n" * 12, {}, "is 2.5 in all training rows: it is constant"),
     "no inputs": (GOOD, {"ignore": ["a", "b"]}, "no inputs besides the target `y`"),
     "regression of text": ("a,y\n" + "1,x\n" * 12, {"task": "regression"}, "has text, such as `x`.*not possible"),
-    "unknown task": (GOOD, {"task": "rank"}, "`task` is `classification`, `regression`.*got `rank`"),
-    "unit": (GOOD, {"hidden": (4, 0)}, "at least one unit each, but `hidden` is"),
-    "fraction": (GOOD, {"held_out": 1.0}, "from 0 to 0.9, but got 1.0"),
+    "unknown task": (
+        GOOD,
+        {"task": "rank"},
+        "^`from_file` needs `task` to be .*`regression`.*got `rank`",
+    ),
+    "unit": (GOOD, {"hidden": (4, 0)}, "^`from_file` needs hidden layers of at least one unit each, but `hidden` is"),
+    "fraction": (GOOD, {"held_out": 1.0}, "^`from_file` needs `held_out` .* from 0 to 0.9, but got 1.0"),
     "quotation": (GOOD + '1,"2"3,4\n', {}, "cannot be read as a table .*quotation marks"),
     "not UTF-8": (GOOD.encode("utf-16"), {}, "is not text in UTF-8"),
 }
@@ -488,7 +495,7 @@ def test_another_file_is_not_taken(tmp_path, cache, packed):
     file = published(tmp_path)
     (tmp_path / "published.gz").write_bytes(packed)
     with pytest.raises(
-        ValueError, match="What came from file:.* its checksum differs, so it was not kept.*NATGRAD_DATA"
+        ValueError, match="The download from file:.* its checksum differs, so it was discarded.*NATGRAD_DATA"
     ):
         data.content(file)
     assert not cache.exists()
@@ -501,7 +508,7 @@ def test_another_file_is_not_taken(tmp_path, cache, packed):
 def test_failure_says_where_to_put_the_file(tmp_path, cache):
     file = published(tmp_path)._replace(address=(tmp_path / "missing").as_uri())
     with pytest.raises(
-        FileNotFoundError, match="could not be fetched from file:.*Put `book.txt.gz` into `.*cache`, or"
+        FileNotFoundError, match="could not be downloaded from file:.*Put `book.txt.gz` into `.*cache`, or"
     ):
         data.content(file)
 
@@ -532,7 +539,7 @@ def address():
 
 def test_half_a_file_is_not_kept(tmp_path, cache, address):
     file = published(tmp_path)
-    with pytest.raises(ConnectionError, match=r"Only \d+ of \d+ bytes came from http.*none were kept"):
+    with pytest.raises(ConnectionError, match=r"Only \d+ of \d+ bytes came from http.*they were discarded"):
         data.content(file._replace(address=f"{address}/half"))
     assert not cache.exists()
     assert data.content(file._replace(address=f"{address}/whole")) == TEXT

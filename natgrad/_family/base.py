@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from natgrad import _linalg, _tree
-from natgrad._check import Requirement, aligned, integer_array, real_array, require
+from natgrad._check import Requirement, aligned, caller, integer_array, public, real_array, require
 from natgrad._family.newton import natural_by_newton
 from natgrad._types import Key, Matrix, Moments, Natural, Observation, Scalar
 
@@ -131,117 +131,128 @@ class AbstractFamily(eqx.Module):
 
     # The public face -----------------------------------------------------------------------------------
 
+    @public
     def log_partition(self, eta: Natural) -> Scalar:
         r"""$\log Z(\eta)$: convex, and all moments of $t$ are its derivatives."""
-        return self._log_partition(self._check_natural(eta, "log_partition"))
+        return self._log_partition(self._check_natural(eta))
 
+    @public
     def sufficient_statistics(self, x: Observation) -> Moments:
         r"""$t(x)$, with the structure of the natural parameters."""
-        return self._statistics(self._check_observation(x, "sufficient_statistics"))
+        return self._statistics(self._check_observation(x))
 
+    @public
     def to_moments(self, eta: Natural) -> Moments:
         r"""The moments $\xi = \mathbb{E}\,t(x) = \nabla\log Z(\eta)$."""
-        return self._to_moments(self._check_natural(eta, "to_moments"))
+        return self._to_moments(self._check_natural(eta))
 
+    @public
     def to_natural(self, xi: Moments) -> Natural:
         r"""The natural parameters with moments $\xi$, the inverse of `to_moments`.
 
         Where there is no closed form this is Newton's method on the convex problem
         $\min_\eta \log Z(\eta) - \langle\eta,\xi\rangle$, and it raises if that does not converge."""
-        return self._to_natural(self._check_moments(xi, "to_natural"))
+        return self._to_natural(self._check_moments(xi))
 
+    @public
     def fisher(self, eta: Natural) -> Matrix:
         r"""The Fisher information $F = \nabla^2\log Z(\eta) = \operatorname{Cov} t(x)$ as a dense matrix
         over the flattened parameters (in the order of `jax.flatten_util.ravel_pytree`).
 
         Symmetric-matrix parameters: the matrix acts on all $d^2$ entries and annihilates antisymmetric
         directions, which move no distribution."""
-        eta = self._check_natural(eta, "fisher")
+        eta = self._check_natural(eta)
         return _linalg.dense(lambda v: self._fisher_mv(eta, v), eta)
 
+    @public
     def kl(self, eta1: Natural, eta2: Natural) -> Scalar:
         r"""$\mathrm{KL}(p_{\eta_1}, p_{\eta_2})$, the Bregman divergence of $\log Z$ from $\eta_1$ to
         $\eta_2$ (mind the order)."""
-        eta1, eta2 = self._check_natural(eta1, "kl", "eta1"), self._check_natural(eta2, "kl", "eta2")
-        same_shapes(eta1, eta2, f"`{type(self).__name__}.kl`")
+        eta1, eta2 = self._check_natural(eta1, "eta1"), self._check_natural(eta2, "eta2")
+        same_shapes(eta1, eta2, caller())
         return self._kl(*_tree.promote(eta1, eta2))
 
+    @public
     def log_prob(self, eta: Natural, x: Observation) -> Scalar:
         r"""$\log p(x\mid\eta)$."""
-        eta = self._check_natural(eta, "log_prob")
-        return self._log_prob(eta, self._check_observation(x, "log_prob", eta))
+        eta = self._check_natural(eta)
+        return self._log_prob(eta, self._check_observation(x, eta))
 
+    @public
     def score(self, eta: Natural, x: Observation) -> Moments:
         r"""$\nabla_\eta\log p(x\mid\eta) = t(x) - \xi$."""
-        eta = self._check_natural(eta, "score")
-        return self._score(eta, self._check_observation(x, "score", eta))
+        eta = self._check_natural(eta)
+        return self._score(eta, self._check_observation(x, eta))
 
+    @public
     def entropy(self, eta: Natural) -> Scalar:
         r"""$-\mathbb{E}\log p(x\mid\eta)$, in nats; differential entropy for continuous families."""
-        return self._entropy(self._check_natural(eta, "entropy"))
+        return self._entropy(self._check_natural(eta))
 
+    @public
     def dual(self, xi: Moments) -> Scalar:
         r"""The Legendre dual $\phi(\xi) = \max_\eta\,\langle\eta,\xi\rangle - \log Z(\eta)$, which is
         $-\mathrm{entropy} - \mathbb{E}\log h$."""
-        xi = self._check_moments(xi, "dual")
+        xi = self._check_moments(xi)
         eta = self._to_natural(xi)
         return _tree.vdot(eta, xi) - self._log_partition(eta)
 
+    @public
     def sample(self, eta: Natural, key: Key, shape: tuple[int, ...] = ()) -> Observation:
         """One observation, or an array of independent ones with leading axes `shape`."""
-        eta = self._check_natural(eta, "sample")
+        eta = self._check_natural(eta)
         draw = self._draw
         for _ in shape:
             draw = jax.vmap(draw, (None, 0))
         return draw(eta, jax.random.split(key, shape) if shape else key)
 
+    @public
     def maximum_likelihood(self, xs: Observation) -> Natural:
         r"""Natural parameters that make the observations `xs` (along the leading axis) most likely: those
         whose moments are the average statistics, $\xi = \frac1N\sum_i t(x_i)$."""
-        name = f"`{type(self).__name__}.maximum_likelihood`"
-        xs = self._check_observation(xs, "maximum_likelihood", name="observation array `xs`")
+        xs = self._check_observation(xs, name="observation array `xs`")
         counts = {leaf.shape[:1] for leaf in jax.tree.leaves(xs)}
         if counts & {(), (0,)} or len(counts) != 1:
             raise ValueError(
-                f"{name} needs at least one observation along the leading axis of `xs`, but got shapes "
+                f"{caller()} needs at least one observation along the leading axis of `xs`, but got shapes "
                 f"{[leaf.shape for leaf in jax.tree.leaves(xs)]}. Stack the observations first."
             )
         xi = jax.tree.map(lambda t: jnp.mean(t, axis=0), self._statistics(xs))
-        return self._to_natural(self._check_moments(xi, "maximum_likelihood", "the average statistic of `xs`"))
+        return self._to_natural(self._check_moments(xi, "the average statistic of `xs`"))
 
+    @public
     def natural_gradient(self, cost: Callable[[Natural], Scalar], eta: Natural) -> Natural:
         r"""The natural gradient $F^{-1}\nabla J(\eta)$ of a cost of the natural parameters, obtained as
         the ordinary gradient in the moments: no Fisher matrix, and no solve where `to_natural` has a
         closed form. Follow it downhill in $\eta$."""
-        eta = self._check_natural(eta, "natural_gradient")
+        eta = self._check_natural(eta)
         xi = require(
             self._to_moments(eta),
             self._moment_domain(self._to_moments(eta)),
-            f"`{type(self).__name__}.natural_gradient`: the distribution is so close to the boundary that "
-            "its moments round to it; it",
+            f"{caller()}: the distribution is so close to the boundary that its moments round to it; it",
         )
         _, pull = jax.vjp(self._to_natural, xi)
         return pull(jax.grad(cost)(eta))[0]
 
     # Validated inputs ----------------------------------------------------------------------------------
 
-    def _check_natural(self, eta: Natural, method: str, name: str = "eta") -> Natural:
+    def _check_natural(self, eta: Natural, name: str = "eta") -> Natural:
         """`eta` as arrays of this family's shapes, inside its domain; or an error that says why not."""
-        label = f"`{type(self).__name__}.{method}`: natural parameter `{name}`"
+        label = f"{caller()}: natural parameter `{name}`"
         eta = self._arrays(eta, label)
         return require(eta, [all_finite(eta), *self._natural_domain(eta)], label)
 
-    def _check_moments(self, xi: Moments, method: str, name: str = "moment `xi`") -> Moments:
+    def _check_moments(self, xi: Moments, name: str = "moment `xi`") -> Moments:
         """`xi` as arrays of this family's shapes, inside its domain; or an error that says why not."""
-        label = f"`{type(self).__name__}.{method}`: {name}"
+        label = f"{caller()}: {name}"
         xi = self._arrays(xi, label)
         return require(xi, [all_finite(xi), *self._moment_domain(xi)], label)
 
     def _check_observation(
-        self, x: Observation, method: str, eta: Natural | None = None, name: str = "observation `x`"
+        self, x: Observation, eta: Natural | None = None, name: str = "observation `x`"
     ) -> Observation:
         """`x` as an array this family can have produced, of the shape that belongs to `eta`."""
-        label = f"`{type(self).__name__}.{method}`: {name}"
+        label = f"{caller()}: {name}"
         x = self._observed(x, label, None if eta is None else jax.tree.leaves(eta)[0].dtype)
         family = self if eta is None else self._sized(eta)
         shape = jax.tree.map(jnp.shape, x)

@@ -45,7 +45,7 @@ def expectation_gradient(
             f"{caller()} cannot move samples of `{type(family).__name__}`, which are discrete: a derivative along them "
             "would be zero. Leave `pathwise` out, or pass `False`."
         )
-    eta = family._check_natural(eta, "expectation_gradient")
+    eta = family._check_natural(eta)
     keys = jax.random.split(key, num_samples)
     own: Any = _along_samples if (family.moves_samples if pathwise is None else pathwise) else _by_scores
     each = own(family, function, eta, keys)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from natgrad import _linalg
-from natgrad._check import require
+from natgrad._check import public, require
 from natgrad._family import gaussian_precision as centred
 from natgrad._family.base import AbstractFamily, all_finite
 from natgrad._family.symmetric import outer, positive_definite, symmetrise
@@ -31,9 +31,10 @@ class Gaussian(AbstractFamily):
         requirements = [all_finite(given), *positive_definite(given[1], "the covariance")]
         return natural_of(*require(given, requirements, label))
 
+    @public
     def to_mean(self, eta: Natural) -> tuple[Array, Array]:
         r"""Mean and covariance of natural parameters."""
-        h, precision = self._check_natural(eta, "to_mean")
+        h, precision = self._check_natural(eta)
         return mean_of(h, precision), centred.inverse(precision)
 
     @property

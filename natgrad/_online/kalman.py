@@ -1,4 +1,6 @@
-"""The natural gradient on a stream, which is the extended Kalman filter of parameters that do not move."""
+r"""The natural gradient on a stream, which is the extended Kalman filter for constant parameters.
+
+$\Lambda \leftarrow \Lambda + J^\top F J$ and $w \leftarrow w - \Lambda^{-1}\nabla\ell$ for every example or batch."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -22,16 +24,22 @@ from natgrad._types import Matrix, Scalar
 
 
 class OnlineGradientState(NamedTuple):
-    """How many examples were absorbed, or the sum of their weights, and the precision of the parameters."""
+    """The number of examples so far (the sum of their weights), and the precision of the parameters."""
 
     examples: Scalar
     precision: PyTree
 
 
 class OnlineInfo(NamedTuple):
-    """The mean loss of a batch before it was absorbed; whether it was, which it is not if there is NaN in it or if
-    rounding has spoilt the precision (use float64, or a prior that is less vague); and how far the parameters moved in
-    the precision, half the squared length."""
+    """What happened in a step of `OnlineNaturalGradient`.
+
+    **Attributes:**
+
+    - `loss`: the mean loss of the batch before the step.
+    - `accepted`: whether the step was taken. It is rejected, and parameters and state stay as they were, if numbers are
+      not finite or if rounding has made the precision indefinite: use float64, or a larger `prior_precision`.
+    - `divergence`: half the squared length of the step in the precision.
+    """
 
     loss: Scalar
     accepted: Bool[Array, ""]
@@ -39,23 +47,32 @@ class OnlineInfo(NamedTuple):
 
 
 class OnlineNaturalGradient:
-    r"""Learns from every example once, without a learning rate: the precision $\Lambda$ of the parameters, at first
-    that of a prior, grows by the Fisher information of every example at the parameters before it, and then
-    $w \leftarrow w - \Lambda^{-1}\nabla\ell$.
+    r"""Online learning without a learning rate, each example used once:
+    $\Lambda \leftarrow \Lambda + F_x(w)$, then $w \leftarrow w - \Lambda^{-1}\nabla\ell_x(w)$.
 
-    For a linear model with Gaussian noise this is the Kalman filter and recursive least squares: after every example
-    the mean and covariance of the posterior. For any model and an exponential family it is the extended Kalman filter
-    (Ollivier, 2018). The examples of one batch are absorbed together, at the same parameters.
+    The precision $\Lambda$ of the parameters starts as the precision of a prior and grows by the Fisher information
+    $F_x$ of every example at the parameters before the step. For a linear model with Gaussian noise this is the Kalman
+    filter, or recursive least squares: after every example the mean and covariance of the posterior. For any model and
+    an exponential family it is the extended Kalman filter (Ollivier, 2018). The examples of a batch share the
+    parameters at which they are linearised.
 
     **Arguments:**
 
     - `model`, `objective`: as for `NaturalGradient`.
-    - `prior_precision`: of all parameters, or a mapping from paths to that of the parameters at or below them.
-    - `structure`: `DensePrecision()`, `LowRankPrecision(rank)` or `DiagonalPrecision()`.
-    - `forget`: by what the precision is multiplied before every step, below 1 for a memory that fades: old examples
-      count less.
-    - `process_noise`: what is added to the variance of every parameter before every step, for parameters that wander.
-    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
+    - `prior_precision`: one number for all parameters (default 1.0), or a mapping from paths to numbers.
+    - `structure`: `DensePrecision()` (the default), `LowRankPrecision(rank)` or `DiagonalPrecision()`.
+    - `forget`: factor in (0, 1] on the precision before every step. Below 1, old examples count less; default 1.0.
+    - `process_noise`: variance added to every parameter before every step, for parameters that drift; default 0.0.
+    - `has_aux`: whether the model returns `(z, aux)`, of which `aux` is ignored; default `False`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), prior_precision=0.1)
+    params, state = jnp.zeros(2), opt.init(jnp.zeros(2))
+    params, state, info = opt.step(params, state, (jnp.eye(2), jnp.ones(2)))
+    ```
     """
 
     @public
@@ -78,13 +95,13 @@ class OnlineNaturalGradient:
                 f"{caller()} needs `structure` to be `DensePrecision()`, `LowRankPrecision(rank)` or "
                 f"`DiagonalPrecision()`, but got `{type(self.structure).__name__}`."
             )
-        given = prior_precision if isinstance(prior_precision, Mapping) else {"": prior_precision}
-        if not all(_is_number(value) and value > 0 for value in given.values()):
+        by_path = prior_precision if isinstance(prior_precision, Mapping) else {"": prior_precision}
+        if not all(_is_number(value) and value > 0 for value in by_path.values()):
             raise ValueError(
                 f"{caller()} needs a `prior_precision` above 0, one number or a mapping from paths to numbers, but got "
                 f"{prior_precision}."
             )
-        self.prior_precision = dict(given)
+        self.prior_precision = dict(by_path)
         if not _is_number(forget) or not 0 < forget <= 1:
             raise ValueError(f"{caller()} needs `forget` to be a number above 0 and at most 1, but got {forget}.")
         if not _is_number(process_noise) or not process_noise >= 0:
@@ -96,33 +113,37 @@ class OnlineNaturalGradient:
         check_params(params)
         names = _tree.names(params)
         check_paths(self.prior_precision, names, "prior_precision")
-        w, spread = _tree.flatten(params)[0], []
+        w, diagonal = _tree.flatten(params)[0], []
         for name, leaf in zip(names, jax.tree.leaves(params), strict=True):
-            own = option_for(self.prior_precision, name)
-            if own is None:
+            precision = option_for(self.prior_precision, name)
+            if precision is None:
                 raise ValueError(
-                    f"`OnlineNaturalGradient` got no `prior_precision` for `{name}`. Give one for all others under the "
-                    'empty path: `{"": 1.0, ...}`.'
+                    f"{caller()} got no `prior_precision` for `{name}`. Give a default under the empty path: "
+                    '`{"": 1.0, ...}`.'
                 )
-            spread.append(jnp.full(leaf.size, own, w.dtype))
-        return OnlineGradientState(jnp.zeros((), w.dtype), self.structure.init(jnp.concatenate(spread)))
+            diagonal.append(jnp.full(leaf.size, precision, w.dtype))
+        return OnlineGradientState(jnp.zeros((), w.dtype), self.structure.init(jnp.concatenate(diagonal)))
 
     @public
     def step(
         self, params: PyTree, state: OnlineGradientState, batch: Any
     ) -> tuple[PyTree, OnlineGradientState, OnlineInfo]:
-        """New parameters, the new state, and what happened. `batch` is `(x, y)` or `(x, y, weights)`, with the examples
-        along the leading axis."""
-        own = as_batch(batch, "The batch", self.term.objective)
-        bound = Bound(self.term, self.term.outputs, own)
+        """New parameters, new state and an `OnlineInfo`.
+
+        `batch` is `(x, y)` or `(x, y, weights)`, with the examples along the leading axis."""
+        examples = as_batch(batch, "The batch", self.term.objective)
+        bound = Bound(self.term, self.term.outputs, examples)
         evaluation = evaluate([bound], params, Pass(1.0, jnp.array(0), has_sites=False))
         (part,) = evaluation.parts
         bound.refuse_invalid(part.z)
         loss, gradient = part.loss_and_gradient()
         w, unflatten = _tree.flatten(params)
-        total = jnp.asarray(own.total, w.dtype)
-        # Of examples without weight there is neither a mean gradient nor a mean metric, and nothing to learn.
-        summed = lambda mean, count: jnp.where(total > 0, count * mean.astype(w.dtype), 0.0)
+        total = jnp.asarray(examples.total, w.dtype)
+
+        def summed(mean: Array, count: Array) -> Array:
+            # Where all weights are zero, the means are 0/0, and the batch changes nothing.
+            return jnp.where(total > 0, count * mean.astype(w.dtype), 0.0)
+
         g = summed(_tree.flatten(gradient)[0], total)
         rows = summed(metric_of([part])._root_rows(), jnp.sqrt(total))
 
@@ -130,12 +151,15 @@ class OnlineNaturalGradient:
         precision = self.structure.grown(faded, rows)
         change = -self.structure.solve(precision, g)
         numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, change, precision))]
-        # Uphill, only rounding can lead.
+        # In exact arithmetic the step never goes uphill: if it does, rounding has made the precision indefinite.
         is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0) & evaluation.is_valid([bound])
-        keep = lambda new, old: jax.tree.map(lambda new, old: jnp.where(is_good, new, old), new, old)
-        after = keep(OnlineGradientState(state.examples + total, precision), state)
+
+        def accept(new: PyTree, old: PyTree) -> PyTree:
+            return jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, old)
+
+        after = accept(OnlineGradientState(state.examples + total, precision), state)
         info = OnlineInfo(loss, is_good, Quantity.of(-(change @ g) / 2, w.dtype, is_good))
-        return unflatten(keep(w + change, w)), after, info
+        return unflatten(accept(w + change, w)), after, info
 
     def covariance(self, state: OnlineGradientState) -> Matrix:
         """The covariance of the parameters as a dense matrix, in the order of `jax.flatten_util.ravel_pytree`."""

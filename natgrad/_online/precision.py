@@ -1,4 +1,4 @@
-"""What is known about parameters so far: a Gaussian, by its covariance or its precision."""
+"""The precision of a Gaussian over the parameters, kept dense, diagonal, or as a diagonal plus low rank."""
 
 from abc import abstractmethod
 from typing import Any, NamedTuple
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _linalg
+from natgrad._check import caller, public
 from natgrad._types import Matrix
 
 Flat = Float[Array, " P"]
@@ -16,33 +17,37 @@ Rows = Float[Array, "rows P"]
 
 
 class AbstractPrecision(eqx.Module):
-    r"""A way to keep the precision $\Lambda$ of a Gaussian over the parameters while examples come in: first the past
-    fades, $\Lambda^{-1} \leftarrow \Lambda^{-1} / f + q I$, then it grows by what examples tell,
-    $\Lambda \leftarrow \Lambda + A^\top A$, and steps are $\Lambda^{-1}g$."""
+    r"""How to store the precision $\Lambda$ of a Gaussian over the parameters and update it.
+
+    For every batch, first `faded`, $\Lambda^{-1} \leftarrow \Lambda^{-1} / f + q I$, then `grown` by the rows $A$ of
+    the root of the metric, $\Lambda \leftarrow \Lambda + A^\top A$. Steps are $\Lambda^{-1}g$."""
 
     @abstractmethod
     def init(self, precision: Flat) -> PyTree:
         """The state for a diagonal precision."""
 
     @abstractmethod
-    def faded(self, state: PyTree, forget: Any, noise: Any) -> PyTree: ...
+    def faded(self, state: PyTree, forget: Any, noise: Any) -> PyTree:
+        r"""The state with covariance $\Lambda^{-1} / f + q I$, where $f$ is `forget` and $q$ is `noise`."""
 
     @abstractmethod
-    def grown(self, state: PyTree, rows: Rows) -> PyTree: ...
+    def grown(self, state: PyTree, rows: Rows) -> PyTree:
+        r"""The state with precision $\Lambda + A^\top A$, where $A$ are the `rows`."""
 
     @abstractmethod
-    def solve(self, state: PyTree, covector: Flat) -> Flat: ...
+    def solve(self, state: PyTree, covector: Flat) -> Flat:
+        r"""$\Lambda^{-1}g$."""
 
     @abstractmethod
     def covariance(self, state: PyTree) -> Matrix:
-        """The dense covariance, for those who can afford to look."""
+        r"""$\Lambda^{-1}$ as a dense matrix."""
 
 
 class DensePrecision(AbstractPrecision):
-    r"""All of it: the extended Kalman filter. A step costs $P^2$ for every row, and $P^3$ with process noise.
+    r"""The whole precision matrix: the extended Kalman filter. A step costs $P^2$ for every row, $P^3$ with process
+    noise.
 
-    A root $L$ of the covariance $L L^\top$ is kept, which is positive semidefinite whatever rounding does to it, in the
-    form of Potter."""
+    The state is a root $L$ of the covariance $L L^\top$ (Potter's form), so rounding cannot make it indefinite."""
 
     def init(self, precision):
         return jnp.diag(1 / jnp.sqrt(precision))
@@ -54,12 +59,12 @@ class DensePrecision(AbstractPrecision):
         return _linalg.cholesky(faded @ faded.T + noise * jnp.eye(len(state), dtype=state.dtype))
 
     def grown(self, state, rows):
-        def one(root, row):
+        def add_row(root, row):
             f = root.T @ row
             gain = 1 / (1 + f @ f)
             return root - (gain / (1 + jnp.sqrt(gain))) * jnp.outer(root @ f, f), None
 
-        return jax.lax.scan(one, state, rows)[0]
+        return jax.lax.scan(add_row, state, rows)[0]
 
     def solve(self, state, covector):
         return state @ (state.T @ covector)
@@ -73,7 +78,7 @@ def _is_zero(noise: Any) -> bool:
 
 
 class DiagonalPrecision(AbstractPrecision):
-    """Its diagonal only, in the memory of the parameters."""
+    """The diagonal of the precision only, in as much memory as the parameters."""
 
     def init(self, precision):
         return precision
@@ -99,13 +104,15 @@ class LowRankState(NamedTuple):
 
 
 class LowRankPrecision(AbstractPrecision):
-    """A diagonal plus a few directions: those of which most is known, while of the others the diagonal is kept."""
+    """A diagonal plus `rank` directions (default 10): the directions with the largest precision are kept, and the
+    others add to the diagonal."""
 
     rank: int = 10
 
+    @public
     def __check_init__(self):
         if not isinstance(self.rank, int) or self.rank < 1:
-            raise ValueError(f"`LowRankPrecision` needs a `rank` of at least 1, but got {self.rank}.")
+            raise ValueError(f"{caller()} needs a `rank` of at least 1, but got {self.rank}.")
 
     def init(self, precision):
         return LowRankState(precision, jnp.zeros((self.rank, precision.size), precision.dtype))
@@ -113,23 +120,23 @@ class LowRankPrecision(AbstractPrecision):
     def faded(self, state, forget, noise):
         diagonal, rows = forget * state.diagonal, jnp.sqrt(forget) * state.rows
         # (Lambda^-1 + q I)^-1 is again diagonal plus low rank, by Woodbury's identity.
-        kept = 1 / (1 + noise * diagonal)
-        shrunk = rows * kept[None]
+        shrinkage = 1 / (1 + noise * diagonal)
+        shrunk = rows * shrinkage[None]
         root = _linalg.cholesky(_identity_plus(noise * shrunk @ rows.T))
-        return LowRankState(kept * diagonal, _linalg.triangular_solve(root, shrunk))
+        return LowRankState(shrinkage * diagonal, _linalg.triangular_solve(root, shrunk))
 
     def grown(self, state, rows):
         stacked = jnp.concatenate([state.rows, rows])
-        # W'W is the same in any orthogonal combination of the rows; here those with the largest norm come first.
+        # W'W does not change if the rows are rotated; the singular value decomposition puts the largest rows first.
         _, values, vectors = _linalg.svd(stacked)
-        turned = jnp.zeros_like(stacked).at[: len(values)].set(values[:, None] * vectors)
-        kept, dropped = turned[: self.rank], turned[self.rank :]
-        return LowRankState(state.diagonal + jnp.sum(dropped**2, axis=0), kept)
+        rotated = jnp.zeros_like(stacked).at[: len(values)].set(values[:, None] * vectors)
+        largest, dropped = rotated[: self.rank], rotated[self.rank :]
+        return LowRankState(state.diagonal + jnp.sum(dropped**2, axis=0), largest)
 
     def solve(self, state, covector):
         scaled, root = _woodbury(state)
-        own = covector / state.diagonal
-        return own - scaled.T @ _linalg.cholesky_solve(root, (state.rows @ own)[:, None])[:, 0]
+        by_diagonal = covector / state.diagonal
+        return by_diagonal - scaled.T @ _linalg.cholesky_solve(root, (state.rows @ by_diagonal)[:, None])[:, 0]
 
     def covariance(self, state):
         scaled, root = _woodbury(state)

@@ -17,7 +17,7 @@ from natgrad.cli import compare, doctor, figures, inspect, new, train
 from natgrad.experiment.run import COMPILATION
 
 app = typer.Typer(
-    help="Natural gradients for JAX: choose a geometry on the outputs, pull it back, step downhill in it.",
+    help="Second-order optimisers (K-FAC, EKFAC, exact natural gradient) and curvature tools for any JAX model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -42,14 +42,14 @@ def natgrad_command(
 
 
 def main() -> None:
-    """Run the command line and leave."""
+    """Run the command line and exit with its code."""
     code: Any = 0
     try:
         app()
     except SystemExit as end:
         code = end.code
     if any(thread.name == COMPILATION for thread in threading.enumerate()):
-        # A compilation that nobody waits for any more would make an orderly exit abort.
+        # XLA is still compiling in a thread that was given up. Python would finalise under it and abort the process.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)

@@ -1,9 +1,10 @@
+"""`natgrad doctor`: versions, devices and precision, and tests of natgrad against dense matrices of NumPy."""
+
 import importlib.metadata
 import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,11 +15,12 @@ from jax.flatten_util import ravel_pytree
 import natgrad as ng
 from natgrad import _backend
 from natgrad.cli import options
-from natgrad.cli.ending import Failure, reported
+from natgrad.cli.ending import Failure, report_errors
 
 EXAMPLES = "Example: `natgrad doctor`"
 
 NEEDED = ("natgrad", "jax", "jaxlib", "equinox", "lineax", "optimistix", "optax", "numpy", "scipy")
+# Optional packages, each with the extra that installs it.
 OPTIONAL = {
     "matplotlib": "plots",
     "plotly": "cli",
@@ -29,12 +31,11 @@ OPTIONAL = {
     "orbax-checkpoint": "distributed",
 }
 
-
 NUM_EXAMPLES, DAMPING = 8, 0.1
 
 
 class Check(NamedTuple):
-    """A computation whose answer is known: how far off it is, and how far it may be."""
+    """A computation whose result is known: its relative error, and the error that rounding may cause."""
 
     name: str
     error: float
@@ -45,16 +46,16 @@ class Check(NamedTuple):
         return self.error <= self.tolerance
 
     def __str__(self) -> str:
-        return f"{'ok' if self.is_passed else 'FAILED':7}{self.name} (off by {self.error:.1e})"
+        return f"{'ok' if self.is_passed else 'FAILED':7}{self.name} (relative error {self.error:.1e})"
 
 
-@reported
+@report_errors
 def doctor(quiet: options.Quiet = False, debug: options.Debug = False) -> None:
-    """Say which versions, devices and precision natgrad works with here, and test it on small problems.
+    """Print versions, devices and precision, and test natgrad on small problems with a known result.
 
-    Ends with exit code 1 if a test fails."""
+    Exits with code 1 if a test fails."""
     del debug
-    tell: Callable[[str], None] = (lambda text: None) if quiet else print
+    tell = _print_nothing if quiet else print
     tell(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} processors")
     for name in NEEDED:
         tell(f"  {name:18}{importlib.metadata.version(name)}")
@@ -64,7 +65,7 @@ def doctor(quiet: options.Quiet = False, debug: options.Debug = False) -> None:
     tell(f"Devices: {len(devices)} x {devices[0].device_kind} ({jax.default_backend()})")
     tell(f"Precision: {'double' if jax.config.read('jax_enable_x64') else 'single'} by default")
     free = shutil.disk_usage(".").free
-    tell(f"Disk: {free / 1e9:.0f} GB free here")
+    tell(f"Disk: {free / 1e9:.0f} GB free in this folder")
     tell("Tests:")
     compiler = Check("compiled programs agree with NumPy", _backend.error_of(jax.default_backend()), _backend.TOLERANCE)
     tell(f"  {compiler}")
@@ -79,27 +80,35 @@ def doctor(quiet: options.Quiet = False, debug: options.Debug = False) -> None:
                 tell(f"  {check} in {precision} precision")
             tell(f"  {time.perf_counter() - start:.1f} s")
     if failed:
-        raise Failure(f"{failed} of the tests failed. Results of natgrad cannot be trusted here.")
-    tell("All is well.")
+        raise Failure(f"{failed} of the tests failed: results of natgrad on this computer cannot be trusted.")
+    tell("All tests passed.")
+
+
+def _print_nothing(text: str) -> None:
+    del text
 
 
 def checks() -> list[Check]:
-    """Identities on a small network, against dense matrices made by JAX and NumPy alone."""
-    found = {name: np.asarray(value, float) for name, value in jax.jit(_quantities)().items()}
-    dense = found["jacobian"].T @ found["jacobian"] / NUM_EXAMPLES
-    solved = np.linalg.solve(dense + DAMPING * np.eye(len(dense)), found["gradient"])
+    """Test natgrad on a small network against dense matrices computed with JAX and NumPy alone."""
+    values = {name: np.asarray(value, float) for name, value in jax.jit(_quantities)().items()}
+    dense = values["jacobian"].T @ values["jacobian"] / NUM_EXAMPLES
+    solved = np.linalg.solve(dense + DAMPING * np.eye(len(dense)), values["gradient"])
     rounding = 1e3 * float(jnp.finfo(jnp.zeros(()).dtype).eps)
     return [
-        Check("the metric is that of the Jacobian", _off(found["metric"], dense), rounding),
-        Check("a damped solve", _off(found["solved"], solved), 100 * rounding),
-        Check("Kronecker factors are exact for one example", _off(found["factored"], found["single"]), rounding),
+        Check("the metric is J'J of the dense Jacobian J", _relative_error(values["metric"], dense), rounding),
+        Check("a damped solve agrees with NumPy", _relative_error(values["solved"], solved), 100 * rounding),
+        Check("K-FAC is exact for one example", _relative_error(values["factored"], values["single"]), rounding),
     ]
 
 
 def _quantities() -> dict[str, jax.Array]:
+    """Arrays of natgrad and of JAX alone, in one compiled program: many small ones take longer to compile."""
     x = jax.random.normal(jax.random.key(0), (NUM_EXAMPLES, 3))
     params = {"w": jax.random.normal(jax.random.key(1), (3, 4)), "b": jnp.zeros(4)}
-    model = lambda params, x: jnp.tanh(x @ params["w"] + params["b"])
+
+    def model(params, x):
+        return jnp.tanh(x @ params["w"] + params["b"])
+
     flat, unflatten = ravel_pytree(params)
     metric = ng.pullback(model, ng.Euclidean(), params, x)
     gradient = jax.grad(lambda params: jnp.sum(model(params, x)))(params)
@@ -113,10 +122,9 @@ def _quantities() -> dict[str, jax.Array]:
     }
 
 
-def _off(found: object, expected: object) -> float:
-    a, b = np.asarray(found, float), np.asarray(expected, float)
-    difference = np.linalg.norm(a - b) / np.linalg.norm(b)
-    return float(difference) if np.isfinite(difference) else float("inf")
+def _relative_error(value: np.ndarray, expected: np.ndarray) -> float:
+    error = np.linalg.norm(value - expected) / np.linalg.norm(expected)
+    return float(error) if np.isfinite(error) else float("inf")
 
 
 def _version(name: str) -> str | None:

@@ -1,10 +1,12 @@
+"""`natgrad figures`: the figures of the documentation."""
+
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from natgrad.cli import options
-from natgrad.cli.ending import Failure, reported
+from natgrad.cli.ending import Failure, report_errors
 from natgrad.plots import FIGURES, save_figures
 
 EXAMPLES = "Examples: `natgrad figures --out out`, `natgrad figures rosenbrock pullback`"
@@ -14,17 +16,17 @@ def complete(incomplete: str) -> list[str]:
     return [name for name in FIGURES if name.startswith(incomplete)]
 
 
-@reported
+@report_errors
 def figures(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Which figures; all if none is named.", autocompletion=complete),
+        typer.Argument(metavar="[NAME]...", help="Figures to draw. Default: all.", autocompletion=complete),
     ] = None,
     out: options.Out = Path("figures"),
     list_names: Annotated[bool, typer.Option("--list", help="Print the names of all figures and exit.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Draw the figures of the theory, from the library's own computations.
+    """Draw the figures of the documentation, computed by natgrad.
 
     Writes `NAME-light` and `NAME-dark`, each as SVG and PNG."""
     del debug

@@ -1,4 +1,4 @@
-"""The problem that the command line names: a ready-made one, the user's own, or one made from a data file."""
+"""Load the problem named on the command line: a ready-made one, a function in the user's file, or a data file."""
 
 import difflib
 import inspect
@@ -18,7 +18,7 @@ DATA = (".csv", ".csv.gz", ".npz", "-ubyte", "-ubyte.gz")
 
 
 class TableOptions(NamedTuple):
-    """What a data file needs besides its name."""
+    """The options that apply to data files only."""
 
     target: str | None = None
     hidden: str = "64,64"
@@ -27,30 +27,31 @@ class TableOptions(NamedTuple):
     batch_size: int | None = None
 
     def refuse(self) -> None:
-        """Refuse options that would be ignored, since the problem is no data file."""
-        given = [name for name, value in self._asdict().items() if value != self._field_defaults[name]]
-        if given:
-            option = f"--{given[0].replace('_', '-')}"
+        """Refuse options that a problem which is no data file would ignore."""
+        ignored = [name for name, value in self._asdict().items() if value != self._field_defaults[name]]
+        if ignored:
+            option = f"--{ignored[0].replace('_', '-')}"
             raise Failure(f"`{option}` is for data files ({', '.join(DATA[:3])} or IDX). Leave it out here.")
 
 
 class Loaded(NamedTuple):
-    """A problem, and the code that gives it."""
+    """A problem, and the code that defines it as `problem`."""
 
     problem: Problem
     code: str
 
 
 def load(name: str, seed: int, table: TableOptions) -> Loaded:
+    """The problem called `name`: of `PROBLEMS`, `file.py:function`, or a data file."""
     if name in PROBLEMS:
         table.refuse()
-        return _embedded(name, seed)
+        return _ready_made(name, seed)
     path, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "problem")
     if path.endswith(".py"):
         table.refuse()
-        return _own(Path(path), attribute, seed)
+        return _from_module(Path(path), attribute, seed)
     if path.endswith(DATA):
-        return _table(Path(path), seed, table)
+        return _from_data(Path(path), seed, table)
     close = difflib.get_close_matches(name, PROBLEMS, 1)
     raise Failure(
         f"There is no problem `{name}`."
@@ -59,7 +60,7 @@ def load(name: str, seed: int, table: TableOptions) -> Loaded:
     )
 
 
-def _embedded(name: str, seed: int) -> Loaded:
+def _ready_made(name: str, seed: int) -> Loaded:
     if PROBLEMS[name].is_double:
         jax.config.update("jax_enable_x64", True)
     function = name.replace("-", "_")
@@ -68,44 +69,52 @@ def _embedded(name: str, seed: int) -> Loaded:
     return Loaded(PROBLEMS[name].make(seed), code)
 
 
-def _own(path: Path, attribute: str, seed: int) -> Loaded:
+def _from_module(path: Path, attribute: str, seed: int) -> Loaded:
+    """Run the user's file, and call the function `attribute` in it unless that is a `Problem` already."""
     if not path.is_file():
-        raise Failure(f"There is no file `{path}`. `natgrad new {path}` writes one to start from.")
-    # Last, and by a name of its own, so that a file called `types.py` hides nothing.
+        raise Failure(f"There is no file `{path}`. Write one to start from with `natgrad new {path}`.")
+    # Last on the path and under a name with a prefix, so that a file called `types.py` hides no module of Python.
     sys.path.append(str(path.parent.resolve()))
     name = f"_natgrad_problem_{path.stem}"
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__ = str(path)
-    # Not by an import, whose cache may hold an older version of the file.
+    # Not imported: the import cache may hold an older version of the file.
     exec(compile(path.read_bytes(), path, "exec"), vars(module))
     if not hasattr(module, attribute):
-        found = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-        raise Failure(f"`{path}` has no `{attribute}`. It has {', '.join(found) or 'no functions'}.")
-    made, code = getattr(module, attribute), f"runpy.run_path({str(path)!r})[{attribute!r}]"
-    if not isinstance(made, Problem) and callable(made):
-        arguments = _arguments(made, f"`{path}:{attribute}`", seed)
-        made = made(**arguments)
-        code += f"({', '.join(f'{key}={value}' for key, value in arguments.items())})"
-    if not isinstance(made, Problem):
+        members = vars(module).items()
+        functions = [key for key, value in members if inspect.isfunction(value) and not key.startswith("_")]
+        raise Failure(f"`{path}` has no `{attribute}`. It has {', '.join(functions) or 'no functions'}.")
+    value, code = getattr(module, attribute), f"runpy.run_path({str(path)!r})[{attribute!r}]"
+    if not isinstance(value, Problem) and callable(value):
+        arguments = _arguments(value, f"`{path}:{attribute}`", seed)
+        value = value(**arguments)
+        code += f"({', '.join(f'{key}={number}' for key, number in arguments.items())})"
+    if not isinstance(value, Problem):
         raise Failure(
-            f"`{path}:{attribute}` gave `{type(made).__name__}`, but the command line needs `ng.Problem(model, "
-            "objective, params, data)`. `natgrad new` writes one to start from."
+            f"`{path}:{attribute}` gave `{type(value).__name__}`, but the command line needs `ng.Problem(model, "
+            "objective, params, data)`. Write a file to start from with `natgrad new`."
         )
-    return Loaded(made, f"import runpy\n\nproblem = {code}\n")
+    return Loaded(value, f"import runpy\n\nproblem = {code}\n")
 
 
-def _arguments(made: Callable, name: str, seed: int) -> dict[str, int]:
-    """What to call a problem's function with: a seed, if it takes one."""
-    parameters = inspect.signature(made).parameters
-    given = {"seed": seed} if "seed" in parameters else {}
-    named = [each for each in parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    needed = [each.name for each in named if each.default is each.empty and each.name not in given]
+def _arguments(function: Callable, name: str, seed: int) -> dict[str, int]:
+    """The arguments to call a problem's function with: a seed, if it takes one."""
+    parameters = inspect.signature(function).parameters
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in variadic and key != "seed"
+    ]
     if needed:
-        raise Failure(f"{name} needs the arguments {', '.join(needed)}, but can only be given `seed`.")
-    return given
+        raise Failure(
+            f"{name} needs the arguments {', '.join(needed)}, but the command line passes only `seed`. Give them "
+            "defaults, or write a function without arguments that calls it."
+        )
+    return {"seed": seed} if "seed" in parameters else {}
 
 
-def _table(path: Path, seed: int, table: TableOptions) -> Loaded:
+def _from_data(path: Path, seed: int, table: TableOptions) -> Loaded:
     options: dict[str, Any] = {
         "target": table.target,
         "hidden": _widths(table.hidden),
@@ -126,5 +135,7 @@ def _widths(text: str) -> tuple[int, ...]:
     except ValueError:
         widths = (0,)
     if any(width < 1 for width in widths):
-        raise Failure(f"`--hidden` needs widths of layers such as `64,64`, but got `{text}`.")
+        raise Failure(
+            f"`--hidden` needs the widths of the hidden layers, but got `{text}`. Write for example `--hidden 64,64`."
+        )
     return widths

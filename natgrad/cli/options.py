@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, with their help texts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,8 @@ from natgrad.problems import PROBLEMS
 
 
 def complete_problem(incomplete: str) -> list[tuple[str, str]]:
-    return [(name, each.about) for name, each in PROBLEMS.items() if name.startswith(incomplete)]
+    """The ready-made problems that start with `incomplete`, for the completion of the shell."""
+    return [(name, problem.about) for name, problem in PROBLEMS.items() if name.startswith(incomplete)]
 
 
 ProblemName = Annotated[
@@ -17,26 +18,31 @@ ProblemName = Annotated[
     typer.Argument(
         metavar="[PROBLEM]",
         help=f"One of {', '.join(PROBLEMS)}; or `file.py:name`, a function that returns an `ng.Problem`; or a data "
-        "file (CSV, NPZ, IDX), with `--target`.",
+        "file (CSV, NPZ or IDX; needs `--target`).",
         autocompletion=complete_problem,
     ),
 ]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps a run. By default as many as the problem asks for.")]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Number of steps of each run. Default: the `steps` of the problem.")
+]
 Seconds = Annotated[
-    float | None, typer.Option(min=1.0, help="Seconds for everything, compilation included. By default no limit.")
+    float | None,
+    typer.Option(min=1.0, help="Time limit in seconds for the whole command, compilation included. Default: none."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of initial parameters, batches and samples.")]
-Out = Annotated[Path, typer.Option(help="The folder to write to, made if need be.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON, and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed for initial parameters, batches and samples.")]
+Out = Annotated[Path, typer.Option(help="Output folder; created if it does not exist.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Target = Annotated[
-    str | None, typer.Option(help="Of a data file: the column or array to predict, or the IDX file of labels.")
+    str | None, typer.Option(help="Column or array to predict, or the IDX file of labels (data files only).")
 ]
-Hidden = Annotated[str, typer.Option(help="Of a data file: the widths of the hidden layers.")]
-Ignore = Annotated[list[str] | None, typer.Option(help="Of a data file: a column to leave out; may be given again.")]
+Hidden = Annotated[str, typer.Option(help="Widths of the hidden layers of the MLP (data files only).")]
+Ignore = Annotated[list[str] | None, typer.Option(help="Column to ignore (repeatable; data files only).")]
 Task = Annotated[
     str | None,
-    typer.Option(help="Of a data file: `classification` or `regression`. By default as the target looks."),
+    typer.Option(help="`classification` or `regression` (data files only). Default: chosen from the target."),
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Of a data file: examples a step. By default all, or 256.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Batch size (data files only). Default: 256, or all of a small data set.")
+]

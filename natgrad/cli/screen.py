@@ -1,4 +1,4 @@
-"""What a person sees in the terminal while it runs."""
+"""Progress bars in the terminal while a command runs."""
 
 import time
 from typing import Any
@@ -11,13 +11,14 @@ from natgrad.experiment.compare import Progress as Advance
 
 
 class Clock:
-    """The time since the start, and about how much is left of the stage. It goes on while nothing else is heard."""
+    """Elapsed time and an estimate of the time left in the stage, formatted anew at every refresh of the screen."""
 
     def __init__(self):
         self.start = time.perf_counter()
         self.stage, self.since, self.end = "", self.start, self.start
 
     def watch(self, advance: Advance) -> None:
+        """Estimate the end of the stage from its progress."""
         now = time.perf_counter()
         if advance.stage != self.stage:
             self.stage, self.since = advance.stage, now
@@ -30,8 +31,8 @@ class Clock:
 
 
 class Screen:
-    """Bars on the error stream, as long as that is a terminal: one for everything, with the time left, and one for
-    every method. They leave nothing behind."""
+    """Progress bars on the error stream, if that is a terminal: one for the stage, with the time left, and one for each
+    method. They are erased at the end."""
 
     def __init__(self, *, show: bool):
         console = Console(stderr=True)
@@ -53,6 +54,7 @@ class Screen:
         self._bars.stop()
 
     def watch(self, advance: Advance) -> None:
+        """Show the progress of the stage, and the loss of the method at work."""
         self._clock.watch(advance)
         self._show("", advance.stage, advance.done, self._clock)
         if advance.outcome is not None and advance.outcome.best is not None:
@@ -63,7 +65,7 @@ class Screen:
     def _show(self, key: str, description: str, done: float, note: Any) -> None:
         if key not in self._rows:
             self._rows[key] = self._bars.add_task(description, note=note)
-        # Without a total, a bar moves to and fro.
+        # Without a total, rich moves the bar to and fro.
         total = 1.0 if done else None
         self._bars.update(self._rows[key], completed=done, total=total, description=description, note=note)
 

@@ -1,4 +1,4 @@
-"""A problem of one's own, for `natgrad compare` and `natgrad train`."""
+"""Your problem, for `natgrad compare` and `natgrad train`."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,13 @@ import natgrad as ng
 
 
 def model(params, x):
-    """The outputs for a batch of inputs, one row an example: here the logits of two classes."""
+    """Outputs for a batch of inputs, one row for each example: here the logits of two classes."""
     hidden = jnp.tanh(x @ params["in"]["w"] + params["in"]["b"])
     return hidden @ params["out"]["w"] + params["out"]["b"]
 
 
 def problem(seed=0):
-    # Replace these by your data, with examples along the leading axis. They have to fit into memory.
+    # Replace x and y by your data, with examples along the leading axis. They have to fit into memory.
     x = jax.random.normal(jax.random.key(1), (600, 2))
     y = (x[:, 1] > jnp.sin(3 * x[:, 0])).astype(int)
 
@@ -30,7 +30,7 @@ def problem(seed=0):
         params,
         (x[:500], y[:500]),
         held_out=(x[500:], y[500:]),
-        batch_size=None,  # all examples at every step; a number for small batches
+        batch_size=None,  # all examples at every step; or the size of small batches
         steps=100,
         name="two classes",
     )

@@ -1,1 +1,1 @@
-"""Experiments on a problem: comparing methods, training one, examining its geometry, and the verdict."""
+"""Experiments on a problem: compare methods, train with one, examine the geometry, and sum the results up in words."""

@@ -1,4 +1,4 @@
-"""Methods side by side on one problem, each with the same budget."""
+"""Compare methods on one problem: every run gets the same budget of steps or seconds, and the runs take turns."""
 
 import math
 import time
@@ -14,27 +14,30 @@ from natgrad.experiment.run import CompiledMethod, OutOfTime, Run, Scorer, sound
 
 # How many points a curve has, besides the first.
 ROUNDS = 50
-# How many rates beyond its sweep a method may try while its best one is at an end.
+# How many learning rates beyond its sweep a method may try while its best one is at an end.
 EXTENSIONS = 4
-# Parts of a budget of seconds: until when methods should be compiled, until when the geometry may be begun, until when
-# either must be compiled, and until when there are steps.
+# Fractions of a budget of seconds: when the last compilation of a method may start, when the examination of the
+# geometry may start, when every compilation is given up, and when the steps end. The rest is for the report.
 COMPILING, LOOKING, COMPILED, STEPPING = 0.5, 0.45, 0.65, 0.95
 
 
 class TrialBudget(NamedTuple):
-    """How many steps every run may take, and how many seconds everything may take, compilation included."""
+    """How many steps each run may take, and how many seconds everything may take, compilation included.
+
+    `steps` or `seconds` is `None` where there is no limit; `start` is the value of `time.perf_counter()` at which the
+    seconds began."""
 
     steps: int | None
     seconds: float | None = None
     start: float = 0.0
 
     def until(self, fraction: float) -> float:
-        """The time at which a fraction of the seconds is over."""
+        """The value of `time.perf_counter()` at which a fraction of the seconds is over."""
         return math.inf if self.seconds is None else self.start + fraction * self.seconds
 
 
 class MethodRuns(NamedTuple):
-    """What came of a method: its runs, one for each of its settings; or why there are none."""
+    """A method with its runs, one for each of its settings, or with the reason why it has none."""
 
     method: AbstractMethod
     program: CompiledMethod | None
@@ -49,7 +52,7 @@ class MethodRuns(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Everything that was found out."""
+    """The result of a comparison: the runs of every method, and the geometry if there was time to examine it."""
 
     problem: Problem
     budget: TrialBudget
@@ -61,11 +64,12 @@ class Comparison(NamedTuple):
 
     @property
     def compilation(self) -> float:
-        return math.fsum(each.program.seconds for each in self.outcomes if each.program is not None)
+        """Seconds spent compiling, over all methods."""
+        return math.fsum(outcome.program.seconds for outcome in self.outcomes if outcome.program is not None)
 
 
 class Progress(NamedTuple):
-    """How far a comparison is: what is done now, which part of the work is done, and by the method at work."""
+    """How far a comparison is: the name of the stage, the fraction of it that is done, and the method at work."""
 
     stage: str
     done: float
@@ -75,157 +79,176 @@ class Progress(NamedTuple):
 Watch = Callable[[Progress], None]
 
 
+def unwatched(progress: Progress) -> None:
+    """Show no progress."""
+    del progress
+
+
 def compare(
     problem: Problem,
     budget: TrialBudget,
     *,
     methods: Sequence[AbstractMethod] = tuple(METHODS.values()),
     seed: int = 0,
-    watch: Watch = lambda progress: None,
+    watch: Watch = unwatched,
 ) -> Comparison:
-    """Run every method with every one of its settings for the same budget, in turns, so that whatever else the machine
-    does meets them all and an interruption leaves them equally far. Ctrl-C ends it early with what there is."""
-    found: dict[str, MethodRuns] = {}
+    """Run every method with each of its settings for the same budget.
+
+    The runs take turns: background load affects all of them equally, and Ctrl-C leaves them equally far. An interrupted
+    comparison returns the partial results."""
+    outcomes: dict[str, MethodRuns] = {}
     geometry, status = None, "complete"
     try:
         score = sound_scorer(problem)
-        for outcome in _prepared(problem, budget, methods, seed, watch):
-            found[outcome.method.name] = outcome
-        examination = _examined(problem, budget, list(found.values()), watch)
+        for outcome in _compile_methods(problem, budget, methods, seed, watch):
+            outcomes[outcome.method.name] = outcome
+        examination = _examine_start(problem, budget, list(outcomes.values()), watch)
         geometry = None if examination is None else examination.geometry()
-        status = _raced(problem, budget, list(found.values()), seed, score, watch)
+        status = _race(problem, budget, list(outcomes.values()), score, watch)
         if examination is not None and time.perf_counter() < budget.until(1.0):
             watch(Progress("geometry after training", 1.0))
-            _examine_best(examination, list(found.values()), budget.until(1.0))
+            _examine_best(examination, list(outcomes.values()), budget.until(1.0))
             geometry = examination.geometry()
     except KeyboardInterrupt:
         status = "interrupted"
-    for run in (run for each in found.values() for run in each.runs if not run.is_over):
+    for run in (run for outcome in outcomes.values() for run in outcome.runs if not run.is_over):
         run.status = status
-    missing = lambda method: MethodRuns(method, None, [], "not run", "It was interrupted before its turn.")
-    outcomes = [found.get(method.name) or missing(method) for method in methods]
-    return Comparison(problem, budget, seed, outcomes, geometry, status, time.perf_counter() - budget.start)
+    for method in methods:
+        missing = MethodRuns(method, None, [], "not run", "The comparison was interrupted before its turn.")
+        outcomes.setdefault(method.name, missing)
+    ordered = [outcomes[method.name] for method in methods]
+    return Comparison(problem, budget, seed, ordered, geometry, status, time.perf_counter() - budget.start)
 
 
-def _prepared(
+def _compile_methods(
     problem: Problem, budget: TrialBudget, methods: Sequence[AbstractMethod], seed: int, watch: Watch
 ) -> Iterator[MethodRuns]:
-    """Every method, compiled, as long as there is time: first one of each kind, then those that compile fast."""
-    by_kind = sorted(methods, key=lambda each: each.kind)
-    first = [
-        next(each for each in by_kind if each.kind == kind) for kind in dict.fromkeys(each.kind for each in by_kind)
-    ]
-    longest: dict[str, float] = {}
-    for method in [*first, *(each for each in by_kind if each not in first)]:
+    """Compile the methods one after the other as long as there is time: first one of each kind, then the others.
+
+    A method is skipped if the slowest compilation of its kind so far would not fit into the time left."""
+    slowest: dict[str, float] = {}
+    for method in _one_of_each_kind_first(methods):
         watch(Progress(f"compiling {method.name}", 0.0))
         refusal = method.refusal(problem)
-        if refusal is None and time.perf_counter() + longest.get(method.kind, 0.0) > budget.until(COMPILING):
+        if refusal is None and time.perf_counter() + slowest.get(method.kind, 0.0) > budget.until(COMPILING):
             refusal = "There was no time left to compile it."
         if refusal is not None:
             yield MethodRuns(method, None, [], "not run", refusal)
             continue
         try:
-            program = CompiledMethod.compiled(method, problem, seed, budget.until(COMPILED))
+            program = CompiledMethod.compile(method, problem, seed, budget.until(COMPILED))
         except (OutOfTime, ValueError, TypeError, RuntimeError) as error:
             yield MethodRuns(method, None, [], "not run" if isinstance(error, OutOfTime) else "failed", str(error))
             continue
-        longest[method.kind] = max(program.seconds, longest.get(method.kind, 0.0))
-        runs = [Run(program, tried, problem, seed) for tried in method.sweep]
+        slowest[method.kind] = max(program.seconds, slowest.get(method.kind, 0.0))
+        runs = [Run(program, settings, problem, seed) for settings in method.sweep]
         yield MethodRuns(method, program, runs, "interrupted", program.note)
 
 
-def _examined(problem: Problem, budget: TrialBudget, outcomes: list[MethodRuns], watch: Watch) -> Examination | None:
-    if time.perf_counter() > budget.until(LOOKING) or not any(each.runs for each in outcomes):
+def _one_of_each_kind_first(methods: Sequence[AbstractMethod]) -> list[AbstractMethod]:
+    by_kind = sorted(methods, key=lambda method: method.kind)
+    first_of_kind: dict[str, AbstractMethod] = {}
+    for method in by_kind:
+        first_of_kind.setdefault(method.kind, method)
+    first = list(first_of_kind.values())
+    return first + [method for method in by_kind if method not in first]
+
+
+def _examine_start(
+    problem: Problem, budget: TrialBudget, outcomes: list[MethodRuns], watch: Watch
+) -> Examination | None:
+    """Examine the geometry at the initial parameters, if there is time and any method runs."""
+    if time.perf_counter() > budget.until(LOOKING) or not any(outcome.runs for outcome in outcomes):
         return None
     watch(Progress("geometry at the start", 0.0))
-    structures = {each.method.name: each.method.structure for each in outcomes if isinstance(each.method, Natural)}
+    methods = [outcome.method for outcome in outcomes]
+    structures = {method.name: method.structure for method in methods if isinstance(method, Natural)}
     examination = Examination(problem, structures)
     examination.look("at the start", 0, problem.params, budget.until(COMPILED))
     return examination
 
 
 def _examine_best(examination: Examination, outcomes: list[MethodRuns], deadline: float) -> None:
-    runs = [run for each in outcomes for run in each.runs if math.isfinite(run.lowest)]
+    """Examine the geometry where the run with the lowest loss ended."""
+    runs = [run for outcome in outcomes for run in outcome.runs if math.isfinite(run.lowest)]
     best = min(runs, key=lambda run: run.lowest, default=None)
     if best is not None and best.steps:
         name = f"after {best.steps:,} steps of {best.program.method.name}"
         examination.look(name, best.steps, best.params, deadline)
 
 
-def _raced(
-    problem: Problem, budget: TrialBudget, outcomes: list[MethodRuns], seed: int, score: Scorer, watch: Watch
-) -> str:
-    """Take turns until all runs are over or the time is; then follow the best rates beyond the ends of their sweeps."""
-    runs = [(each, run) for each in outcomes for run in each.runs]
+class _Race(NamedTuple):
+    """Runs that take turns within one budget. `share` is how many seconds of stepping each of them may use."""
+
+    budget: TrialBudget
+    share: float
+    score: Scorer
+
+    def take_turns(self, runs: list[tuple[MethodRuns, Run]], stage: str, watch: Watch) -> bool:
+        """Let every run use up its budget, one fiftieth at a turn; return false if the time ended first."""
+        for _, run in runs:
+            run.look(self.score)
+        for turn in range(1, ROUNDS + 1):
+            for place, (outcome, run) in enumerate(runs):
+                if time.perf_counter() > self.budget.until(STEPPING):
+                    return False
+                if not run.is_over and self._advance(run, turn / ROUNDS):
+                    run.look(self.score)
+                if not run.is_over and self._used(run) >= 1:
+                    run.status = "complete"
+                watch(Progress(stage, (turn - 1 + (place + 1) / len(runs)) / ROUNDS, outcome))
+        return True
+
+    def has_time_for_another(self) -> bool:
+        return self.budget.seconds is None or time.perf_counter() + self.share < self.budget.until(STEPPING)
+
+    def _advance(self, run: Run, fraction: float) -> bool:
+        """Step until the run has used a fraction of its budget; return whether there was a step."""
+        steps_before = run.steps
+        try:
+            while self._used(run) < fraction and time.perf_counter() < self.budget.until(STEPPING):
+                run.advance()
+        except RuntimeError as error:
+            # Out of memory, for example; the other methods go on.
+            run.status, run.note = "failed", str(error)
+        return run.steps > steps_before
+
+    def _used(self, run: Run) -> float:
+        """The fraction of its steps, or of its share of the seconds, that a run has used."""
+        by_steps = 0.0 if self.budget.steps is None else run.steps / self.budget.steps
+        return max(by_steps, run.seconds / max(self.share, 1e-9))
+
+
+def _race(problem: Problem, budget: TrialBudget, outcomes: list[MethodRuns], score: Scorer, watch: Watch) -> str:
+    """Let all runs take turns, then extend the sweeps whose best learning rate is at an end; return the status."""
+    runs = [(outcome, run) for outcome in outcomes for run in outcome.runs]
     if not runs:
         return "complete" if budget.seconds is None else "out of time"
     start = time.perf_counter()
     jax.block_until_ready(score(problem.params))
-    looks = ROUNDS * (time.perf_counter() - start)
-    share = max(0.0, budget.until(STEPPING) - start) / len(runs) - looks
-    is_done = _in_turns(runs, budget, share, score, lambda done, each: watch(Progress("training", done, each)))
+    scoring = ROUNDS * (time.perf_counter() - start)
+    race = _Race(budget, max(0.0, budget.until(STEPPING) - start) / len(runs) - scoring, score)
+    is_done = race.take_turns(runs, "training", watch)
     for outcome in outcomes:
         for _ in range(EXTENSIONS):
-            has_time = budget.seconds is None or time.perf_counter() + share < budget.until(STEPPING)
-            run = _extended(outcome, problem, seed) if is_done and has_time else None
+            run = _extend_sweep(outcome) if is_done and race.has_time_for_another() else None
             if run is None:
                 break
-            named = f"{outcome.method.name} at {run.tried['learning_rate']:g}"
-            told = lambda done, each, named=named: watch(Progress(named, done, each))
-            is_done = _in_turns([(outcome, run)], budget, share, score, told)
+            stage = f"learning rate {run.settings['learning_rate']:g}, {outcome.method.name}"
+            is_done = race.take_turns([(outcome, run)], stage, watch)
     return "complete" if is_done else "out of time"
 
 
-def _extended(outcome: MethodRuns, problem: Problem, seed: int) -> Run | None:
-    """One more run, if the best one is at an end of the sweep."""
+def _extend_sweep(outcome: MethodRuns) -> Run | None:
+    """Add a run beyond the end of the sweep at which the best run is, if it is at one."""
     best = outcome.best
     if best is None or outcome.program is None or len(outcome.runs) < 2:
         return None
-    # Where all rates diverge, the best is the first of them.
+    # Where all learning rates diverge, `min` returns the first run, so smaller ones are tried.
     for end, above in ((0, False), (-1, True)):
-        tried = outcome.method.beyond(best.tried, above=above)
-        if best is outcome.runs[end] and tried is not None:
-            run = Run(outcome.program, tried, problem, seed)
+        settings = outcome.method.beyond(best.settings, above=above)
+        if best is outcome.runs[end] and settings is not None:
+            run = Run(outcome.program, settings, best.problem, best.seed)
             outcome.runs.insert(len(outcome.runs) if above else 0, run)
             return run
     return None
-
-
-def _in_turns(
-    runs: list[tuple[MethodRuns, Run]],
-    budget: TrialBudget,
-    share: float,
-    score: Scorer,
-    tell: Callable[[float, MethodRuns], None],
-) -> bool:
-    """Let every run use up its budget, in turns of a round's part of it; or stop at the end of the time."""
-    for _, run in runs:
-        run.look(score)
-    for turn in range(1, ROUNDS + 1):
-        for place, (outcome, run) in enumerate(runs):
-            if time.perf_counter() > budget.until(STEPPING):
-                return False
-            if not run.is_over and _advance(run, turn / ROUNDS, budget, share):
-                run.look(score)
-            if not run.is_over and _part(run, budget, share) >= 1:
-                run.status = "complete"
-            tell((turn - 1 + (place + 1) / len(runs)) / ROUNDS, outcome)
-    return True
-
-
-def _advance(run: Run, fraction: float, budget: TrialBudget, share: float) -> bool:
-    """Step until a fraction of its budget is used up, and say whether there was a step."""
-    before = run.steps
-    try:
-        while _part(run, budget, share) < fraction and time.perf_counter() < budget.until(STEPPING):
-            run.advance()
-    except RuntimeError as error:
-        # Such as no memory left; the other methods go on.
-        run.status, run.note = "failed", str(error)
-    return run.steps > before
-
-
-def _part(run: Run, budget: TrialBudget, share: float) -> float:
-    """How much of its steps or of its share of the seconds a run has used."""
-    by_steps = 0.0 if budget.steps is None else run.steps / budget.steps
-    return max(by_steps, run.seconds / max(share, 1e-9))

@@ -1,4 +1,4 @@
-"""A comparison as the document that reports are made of; `natgrad/report/schema.json` describes it."""
+"""A comparison as a document of numbers and text, from which reports are made; `report/schema.json` describes it."""
 
 import importlib.metadata
 import math
@@ -16,10 +16,13 @@ from natgrad.experiment.run import Run
 from natgrad.experiment.verdict import Target, contenders, recommendations, target_of, verdict
 
 
-def document(comparison: Comparison, *, command: str, imported: str, target: float | None = None) -> dict[str, Any]:
-    """Everything a report shows, as numbers and text. `imported` is the code that gives `problem`."""
+def document(comparison: Comparison, *, command: str, problem_code: str, target: float | None = None) -> dict[str, Any]:
+    """Everything a report shows, as numbers and text.
+
+    `problem_code` is code that defines `problem`, for the recommendations. `target` is the loss to reach; by default
+    the lowest loss of the best first-order method."""
     goal = target_of(comparison, target) if command == "compare" else None
-    best = {each.outcome.method.name: each.run for each in contenders(comparison, goal)}
+    best = {contender.name: contender.run for contender in contenders(comparison, goal)}
     return {
         "schema": 1,
         "natgrad": importlib.metadata.version("natgrad"),
@@ -34,14 +37,15 @@ def document(comparison: Comparison, *, command: str, imported: str, target: flo
         "seconds": {"total": comparison.seconds, "compilation": comparison.compilation},
         "verdict": verdict(comparison, goal) if command == "compare" else _summary(comparison),
         "target": None if goal is None else goal._asdict(),
-        "methods": [_method(each, best.get(each.method.name), goal) for each in comparison.outcomes],
+        "methods": [_method(outcome, best.get(outcome.method.name), goal) for outcome in comparison.outcomes],
         "geometry": None if comparison.geometry is None else _geometry(comparison.geometry),
-        "recommended": [each._asdict() for each in recommendations(comparison, goal, imported)],
+        "recommended": [choice._asdict() for choice in recommendations(comparison, goal, problem_code)],
         "environment": environment(),
     }
 
 
 def environment() -> dict[str, Any]:
+    """Versions and hardware."""
     devices = jax.devices()
     return {
         "python": platform.python_version(),
@@ -75,7 +79,7 @@ def _method(outcome: MethodRuns, chosen: Run | None, goal: Target | None) -> dic
     return {
         "name": outcome.method.name,
         "kind": outcome.method.kind,
-        "settings": {} if run is None else outcome.method.settings(run.problem, run.tried),
+        "settings": {} if run is None else outcome.method.describe(run.problem, run.settings),
         "status": outcome.status if run is None else run.status,
         "note": " ".join(filter(None, [outcome.note, "" if run is None else run.note, _edge(outcome, run)])),
         "compilation": None if outcome.program is None else outcome.program.seconds,
@@ -88,22 +92,23 @@ def _method(outcome: MethodRuns, chosen: Run | None, goal: Target | None) -> dic
         "final_metrics": {} if last is None else last.metrics,
         "steps_to_target": None if reached is None else reached.step,
         "seconds_to_target": None if reached is None else reached.seconds,
-        "sweep": [_tried(each) for each in outcome.runs] if len(outcome.runs) > 1 else [],
+        "sweep": [_sweep_run(run) for run in outcome.runs] if len(outcome.runs) > 1 else [],
     }
 
 
 def _edge(outcome: MethodRuns, run: Run | None) -> str:
-    """A warning if the best setting is at an end of the sweep: a better one may lie beyond."""
+    """A warning if the best learning rate is at an end of the sweep."""
     is_inside = run not in (outcome.runs[0], outcome.runs[-1]) if len(outcome.runs) > 1 else True
     if run is None or is_inside or math.isinf(run.lowest):
         return ""
-    tried, other = ("smallest", "smaller") if run is outcome.runs[0] else ("largest", "larger")
-    return f"Its best rate, {run.tried['learning_rate']:g}, is the {tried} tried; a {other} one may be better."
+    end, beyond = ("smallest", "smaller") if run is outcome.runs[0] else ("largest", "larger")
+    rate = run.settings["learning_rate"]
+    return f"Its best learning rate, {rate:g}, is the {end} tried; a {beyond} one may be better."
 
 
-def _tried(run: Run) -> dict[str, Any]:
+def _sweep_run(run: Run) -> dict[str, Any]:
     return {
-        "settings": dict(run.tried),
+        "settings": dict(run.settings),
         "status": run.status,
         "steps": run.steps,
         "seconds": run.seconds,
@@ -119,7 +124,7 @@ def _geometry(geometry: GeometryReport) -> dict[str, Any]:
             for point, damping in zip(geometry.points, geometry.damping, strict=True)
         ],
         "structure": [_block(row) for row in geometry.structure],
-        "approximations": [each._asdict() for each in geometry.approximations],
+        "approximations": [approximation._asdict() for approximation in geometry.approximations],
     }
 
 
@@ -139,13 +144,13 @@ def _block(row: BlockReport) -> dict[str, Any]:
 
 
 def _summary(comparison: Comparison) -> str:
-    """What a run of one method, or none, comes to."""
+    """The result of `train` or `inspect` in a sentence."""
     geometry = comparison.geometry
     sentences = []
     for outcome in comparison.outcomes:
         run = outcome.best
         if run is None or not run.curve:
-            sentences.append(f"{outcome.method.name} did not run: {outcome.note}.")
+            sentences.append(f"{outcome.method.name} did not run: {outcome.note.rstrip('.')}.")
         else:
             first, last = run.curve[0], run.curve[-1]
             sentences.append(

@@ -1,4 +1,4 @@
-"""What is compared: structures of the metric with nothing to tune, and first-order methods with a rate to sweep."""
+"""Methods to compare: natural gradients with nothing to tune, and first-order methods with a learning-rate sweep."""
 
 import math
 import warnings
@@ -27,7 +27,7 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class AbstractMethod(ABC):
-    """A way to train, with the settings that are to be tried."""
+    """A method of training, with the settings to try."""
 
     name: str
     kind: ClassVar[str]
@@ -35,38 +35,38 @@ class AbstractMethod(ABC):
     @property
     @abstractmethod
     def sweep(self) -> tuple[Settings, ...]:
-        """One or more settings, each of which gets a run of its own."""
+        """The settings to try; there is one run for each."""
 
     @abstractmethod
-    def settings(self, problem: Problem, tried: Settings) -> Settings:
-        """What a report says about a run."""
+    def describe(self, problem: Problem, settings: Settings) -> Settings:
+        """The settings of a run as a report shows them."""
 
     @abstractmethod
-    def init(self, problem: Problem, tried: Settings, *, check: bool = False) -> PyTree:
-        """The first state; with `check`, after a test that the model treats examples independently."""
+    def init(self, problem: Problem, settings: Settings, *, check: bool = False) -> PyTree:
+        """The state before the first step; with `check`, test that the model treats examples independently."""
 
     @abstractmethod
     def step(self, problem: Problem, params: PyTree, state: PyTree, batch: Any, key: Any) -> tuple[PyTree, PyTree, Any]:
-        """New parameters, the new state and what happened, traced once for all settings."""
+        """New parameters, new state and information about the step. Traced once for all settings."""
 
     @abstractmethod
-    def code(self, problem: Problem, tried: Settings) -> str:
-        """How to define `opt` and to take `{steps}` steps from `{seed}`, for people to copy."""
+    def code(self, problem: Problem, settings: Settings) -> str:
+        """Code to copy: define `opt` and take `{steps}` steps with the random seed `{seed}`."""
 
-    def beyond(self, tried: Settings, *, above: bool) -> Settings | None:
-        """The settings next to those at an end of the sweep, if that can go on."""
-        del tried, above
+    def beyond(self, settings: Settings, *, above: bool) -> Settings | None:
+        """The next settings above or below, if the sweep can be extended beyond these."""
+        del settings, above
         return None
 
     def refusal(self, problem: Problem) -> str | None:
-        """Why a problem is too large for the method, if it is."""
+        """The reason why a problem is too large for the method, if it is."""
         del problem
         return None
 
 
 @dataclass(frozen=True)
 class Natural(AbstractMethod):
-    """The natural gradient with some structure of the metric and otherwise its defaults for batches of this kind."""
+    """`NaturalGradient` with a structure and otherwise its defaults, except `CrossValidated` steps on small batches."""
 
     make: Callable[[], AbstractStructure]
     kind = "natural"
@@ -79,8 +79,8 @@ class Natural(AbstractMethod):
     def sweep(self):
         return ({},)
 
-    def settings(self, problem, tried):
-        del tried
+    def describe(self, problem, settings):
+        del settings
         written = {"structure": f"{type(self.structure).__name__}()"}
         return written | ({} if problem.batch_size is None else {"step": "CrossValidated()"})
 
@@ -88,17 +88,17 @@ class Natural(AbstractMethod):
         rule = None if problem.batch_size is None else CrossValidated()
         return NaturalGradient(cost_of(problem, check=check), structure=self.structure, step=rule)
 
-    def init(self, problem, tried, *, check=False):
-        del tried
+    def init(self, problem, settings, *, check=False):
+        del settings
         return self.optimiser(problem, check=check).init(problem.params, problem.batch(0))
 
     def step(self, problem, params, state, batch, key):
         return self.optimiser(problem).step(params, state, batch, key)
 
-    def code(self, problem, tried):
+    def code(self, problem, settings):
         trained = "problem.model, problem.objective"
         arguments = [f"ng.Term({trained}, has_aux=True)" if problem.has_aux else trained]
-        arguments += [f"{name}=ng.{value}" for name, value in self.settings(problem, tried).items()]
+        arguments += [f"{name}=ng.{value}" for name, value in self.describe(problem, settings).items()]
         return (
             f"opt = ng.NaturalGradient({', '.join(arguments)})\n"
             "params = problem.params\n"
@@ -116,42 +116,42 @@ class Natural(AbstractMethod):
         if min(rows, problem.num_params) <= DENSE:
             return None
         return (
-            f"{problem.num_params:,} parameters and {rows:,} outputs a batch are both more than {DENSE:,}, above which "
-            "an exact solve takes more than a second."
+            f"{problem.num_params:,} parameters and {rows:,} outputs a batch are both more than {DENSE:,}: an exact "
+            "solve would take more than a second a step."
         )
 
 
 @dataclass(frozen=True)
 class FirstOrder(AbstractMethod):
-    """A method of optax that needs a learning rate."""
+    """A method of optax with a learning rate to sweep. `template` is its code, with `{rate}` for the learning rate."""
 
     make: Callable
     rates: tuple[float, ...]
-    written: str
+    template: str
     kind = "first-order"
 
     @property
     def sweep(self):
         return tuple({"learning_rate": rate} for rate in self.rates)
 
-    def settings(self, problem, tried):
+    def describe(self, problem, settings):
         del problem
-        return dict(tried)
+        return dict(settings)
 
-    def init(self, problem, tried, *, check=False):
+    def init(self, problem, settings, *, check=False):
         del check
-        return self._transform(tried["learning_rate"]).init(problem.params)
+        return self._transform(settings["learning_rate"]).init(problem.params)
 
     def step(self, problem, params, state, batch, key):
         del key
         loss, gradient = jax.value_and_grad(problem.loss)(params, batch)
-        # The rate is part of the state, so that the whole sweep is one program.
+        # The learning rate is part of the state, so the whole sweep shares one compiled program.
         updates, state = self._transform(self.rates[0]).update(gradient, state, params)
         return optax.apply_updates(params, updates), state, loss
 
-    def code(self, problem, tried):
+    def code(self, problem, settings):
         return (
-            f"opt = {self.written.format(rate=tried['learning_rate'])}\n"
+            f"opt = {self.template.format(rate=settings['learning_rate'])}\n"
             "params = problem.params\n"
             "state = opt.init(params)\n\n\n"
             "@jax.jit\n"
@@ -162,8 +162,9 @@ class FirstOrder(AbstractMethod):
             "    params, state = step(params, state, problem.batch(number, {seed}))\n"
         )
 
-    def beyond(self, tried, *, above):
-        halves = round(2 * math.log10(tried["learning_rate"])) + (1 if above else -1)
+    def beyond(self, settings, *, above):
+        # Half powers of ten, written 1 and 3: 0.01, 0.03, 0.1, 0.3, 1.
+        halves = round(2 * math.log10(settings["learning_rate"])) + (1 if above else -1)
         return {"learning_rate": (3.0 if halves % 2 else 1.0) * 10.0 ** (halves // 2)}
 
     def _transform(self, rate: float) -> Any:
@@ -198,7 +199,7 @@ def cost_of(problem: Problem, *, check: bool = True) -> Term | Terms:
 
 
 def num_outputs(problem: Problem) -> int:
-    """How many numbers the model gives for one example, of `Terms` on average."""
+    """How many numbers the model returns for one example, with `Terms` on average over all examples."""
     total = 0
     for name, term in problem.terms.items():
         x = (problem.data if name is None else problem.data[name])[0]
@@ -208,8 +209,8 @@ def num_outputs(problem: Problem) -> int:
 
 
 def with_warnings(function: Callable[[], Any]) -> tuple[Any, str]:
-    """What a function returns, and what it warned of."""
+    """Call a function, and return its value and the text of its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = function()
-    return found, " ".join(dict.fromkeys(str(each.message) for each in caught))
+        value = function()
+    return value, " ".join(dict.fromkeys(str(warning.message) for warning in caught))

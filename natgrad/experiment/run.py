@@ -1,4 +1,4 @@
-"""One method at work on a problem: compiled once, stepped, timed and looked at."""
+"""One run of a method on a problem: compile the step, take steps, measure their time, and record the loss."""
 
 import math
 import threading
@@ -15,7 +15,7 @@ from natgrad.experiment.methods import AbstractMethod, Settings, with_warnings
 
 
 class Reading(NamedTuple):
-    """Where a run was: after how many steps and seconds of stepping, and how good."""
+    """One point of the curve of a run: losses and metrics after some steps and some seconds of stepping."""
 
     step: int
     seconds: float
@@ -24,19 +24,21 @@ class Reading(NamedTuple):
     metrics: dict[str, float]
 
 
-# The name of a thread that compiles.
+# The name of a thread that compiles, by which the command line finds one that is still running at its end.
 COMPILATION = "natgrad compilation"
 
 Scorer = Callable[[PyTree], Score]
 
 
 class OutOfTime(TimeoutError):
-    """A compilation did not end before its deadline. It goes on in its thread."""
+    """A compilation did not end before its deadline. It continues in its thread, which nothing waits for."""
 
 
 class CompiledMethod(NamedTuple):
-    """The compiled step of a method, the same for all its settings; the seconds that took; the size of its state in
-    bytes; and what the library warned of."""
+    """The compiled step of a method, which all of its settings share.
+
+    `seconds` is the time of compilation, `state_bytes` the size of the optimiser's state, and `note` holds the warnings
+    that the library raised."""
 
     method: AbstractMethod
     call: Callable
@@ -45,9 +47,10 @@ class CompiledMethod(NamedTuple):
     note: str
 
     @classmethod
-    def compiled(
+    def compile(
         cls, method: AbstractMethod, problem: Problem, seed: int, deadline: float = math.inf
     ) -> "CompiledMethod":
+        """Compile the step of a method for a problem, and call it once; raise `OutOfTime` at the deadline."""
         start = time.perf_counter()
         state, note = with_warnings(lambda: method.init(problem, method.sweep[0], check=True))
 
@@ -56,45 +59,48 @@ class CompiledMethod(NamedTuple):
             return method.step(problem, params, state, problem.taken(data, rows), key)
 
         arguments = problem.params, state, problem.data, problem.rows(0), np.int32(0)
-        call = compiled_by(deadline, jax.jit(advance), *arguments)
-        # What a program does once only, at its first call, is no part of a step.
+        call = compile_before(deadline, jax.jit(advance), *arguments)
+        # The first call of a program also loads it, which is no part of the time of a step.
         jax.block_until_ready(call(*arguments))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         return cls(method, call, time.perf_counter() - start, size, note)
 
 
-def compiled_by(deadline: float, function: Any, *arguments: Any) -> Callable:
-    """A jitted function compiled for its arguments. In a thread, since a compilation cannot be interrupted."""
-    lowered, found = function.lower(*arguments), []
+def compile_before(deadline: float, function: Any, *arguments: Any) -> Callable:
+    """Compile a jitted function for its arguments, and raise `OutOfTime` at the deadline.
+
+    In a thread, since neither a deadline nor Ctrl-C can interrupt XLA."""
+    lowered, results = function.lower(*arguments), []
 
     def work():
         try:
-            found.append(lowered.compile())
+            results.append(lowered.compile())
         except Exception as error:
-            found.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=work, daemon=True, name=COMPILATION)
     thread.start()
     while thread.is_alive():
         thread.join(timeout=0.1)
         if time.perf_counter() > deadline and thread.is_alive():
-            raise OutOfTime("Its compilation did not end in time.")
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+            raise OutOfTime("Compilation did not end in time.")
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 class Run:
-    """A method with one of its settings, under way."""
+    """A method with one of its settings: parameters, optimiser state, and the curve so far."""
 
-    def __init__(self, program: CompiledMethod, tried: Settings, problem: Problem, seed: int):
-        self.program, self.tried, self.problem, self.seed = program, tried, problem, seed
-        self.params, self.state = problem.params, program.method.init(problem, tried)
+    def __init__(self, program: CompiledMethod, settings: Settings, problem: Problem, seed: int):
+        self.program, self.settings, self.problem, self.seed = program, settings, problem, seed
+        self.params, self.state = problem.params, program.method.init(problem, settings)
         self.steps, self.seconds, self.status, self.note = 0, 0.0, "interrupted", ""
         self.curve: list[Reading] = []
 
     def advance(self) -> Any:
-        """Take a step and return what it says of itself."""
+        """Take a step and return its information: the `Info` of a natural-gradient step, or the loss."""
         rows = self.problem.rows(self.steps, self.seed)
         start = time.perf_counter()
         params, state, info = self.program.call(self.params, self.state, self.problem.data, rows, np.int32(self.steps))
@@ -104,11 +110,11 @@ class Run:
         return info
 
     def look(self, score: Scorer) -> Reading:
-        """Add a point to the curve. A run whose loss is not finite any more is over."""
-        found = score(self.params)
-        held_out = None if found.held_out_loss is None else float(found.held_out_loss)
-        metrics = {name: float(value) for name, value in found.metrics.items()}
-        point = Reading(self.steps, self.seconds, float(found.loss), held_out, metrics)
+        """Add a point to the curve. A run whose loss is not finite has diverged and is over."""
+        scores = score(self.params)
+        held_out = None if scores.held_out_loss is None else float(scores.held_out_loss)
+        metrics = {name: float(value) for name, value in scores.metrics.items()}
+        point = Reading(self.steps, self.seconds, float(scores.loss), held_out, metrics)
         self.curve.append(point)
         if not math.isfinite(point.loss):
             self.status = "diverged"
@@ -127,7 +133,7 @@ class Run:
 
     @property
     def lowest_point(self) -> Reading:
-        """Where the loss was lowest."""
+        """The point of the curve with the lowest loss."""
         return min((point for point in self.curve if math.isfinite(point.loss)), key=lambda point: point.loss)
 
     def first_at(self, loss: float) -> Reading | None:
@@ -136,12 +142,16 @@ class Run:
 
 
 def sound_scorer(problem: Problem) -> Scorer:
-    """How good parameters are, compiled, for a problem whose initial parameters have a finite loss."""
+    """The compiled `Problem.score`; raises a `ValueError` if the loss at the initial parameters is not finite."""
     shown, compiled = problem.shown(), jax.jit(problem.score)
     loss = float(compiled(problem.params, shown, problem.held_out).loss)
     if not math.isfinite(loss):
         raise ValueError(
-            f"The loss at the initial parameters is {loss}, so that there is nothing to follow downhill. Look for "
-            "logarithms, divisions or roots in the model, and for data out of its domain."
+            f"The loss at the initial parameters is {loss}, so no method can lower it. Look for logarithms, divisions "
+            "or roots in the model, and for data out of its domain."
         )
-    return lambda params: compiled(params, shown, problem.held_out)
+
+    def score(params: PyTree) -> Score:
+        return compiled(params, shown, problem.held_out)
+
+    return score

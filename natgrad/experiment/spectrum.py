@@ -1,4 +1,4 @@
-"""The spectrum of a problem's metric at some parameters, on a sample of its data."""
+"""The spectrum and the rank of the metric of a problem at some parameters, on a sample of its data."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from natgrad._optimiser.problem import Bound, batches_of
 from natgrad._optimiser.structure.exact import metric_of
 from natgrad._problem import Problem
 from natgrad.experiment.methods import num_outputs
-from natgrad.experiment.run import compiled_by
+from natgrad.experiment.run import compile_before
 
 # The largest matrix whose eigenvalues are computed.
 LARGEST = 1200
@@ -25,8 +25,10 @@ NEARBY = 1e-2
 
 
 class SpectrumAt(NamedTuple):
-    """The spectrum of the metric of some examples at a point. It is proper if the rank nearby is not larger. Limited by
-    examples, the metric of all data may have a larger rank."""
+    """The spectrum of the metric at a point, on some of the examples.
+
+    `is_proper`: the rank does not grow nearby. `is_limited_by_examples`: the metric has fewer rows than parameters, so
+    its rank may be larger with more data. Eigenvalues up to `cutoff` count as zero."""
 
     name: str
     step: int
@@ -40,21 +42,26 @@ class SpectrumAt(NamedTuple):
 
     @property
     def condition(self) -> float | None:
-        """The largest eigenvalue over the smallest that counts."""
+        """The largest eigenvalue over the smallest one above the cutoff."""
         return self.spectrum[0] / self.spectrum[self.rank - 1] if self.rank else None
 
 
 class Spectrometer:
-    """Finds spectra on as many examples, evenly spaced, as a matrix of moderate size allows."""
+    """Computes spectra on as many examples, evenly spaced, as give a matrix of at most `LARGEST` rows."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        few = max(1, LARGEST // num_outputs(problem))
-        self.sample = problem.shown() if problem.num_params <= LARGEST else thinned(problem, few)
+        size = max(1, LARGEST // num_outputs(problem))
+        self.sample = problem.shown() if problem.num_params <= LARGEST else evenly_spaced(problem, size)
         self._compiled: tuple[bool, Callable] | None = None
-        self._rank = jax.jit(lambda params, sample: rank(metric_of(evaluation(problem, params, sample).parts)))
+
+        def rank_at(params: PyTree, sample: Any) -> Rank:
+            return rank(metric_of(evaluation(problem, params, sample).parts))
+
+        self._rank = jax.jit(rank_at)
 
     def at(self, name: str, step: int, params: PyTree, deadline: float = math.inf) -> SpectrumAt:
+        """The spectrum at `params`, which `name` and `step` describe; raises `OutOfTime` at the deadline."""
         here, nearby = self._ranks(params, deadline)
         count, size, rows = int(here.rank), self.problem.num_params, here.spectrum.size
         return SpectrumAt(
@@ -64,14 +71,16 @@ class Spectrometer:
             count,
             size - count,
             rows < size,
-            # Eigenvalues next to the cutoff come and go by rounding.
+            # With some slack: eigenvalues next to the cutoff come and go by rounding.
             int(nearby.rank) <= 1.02 * count,
             float(here.cutoff),
             np.maximum(np.asarray(here.spectrum, float), 0.0).tolist(),
         )
 
     def _ranks(self, params: PyTree, deadline: float) -> tuple[Rank, Rank]:
-        """At the point and nearby, in double precision if the model can: in single, small eigenvalues are rounding."""
+        """The ranks at a point and nearby, in double precision if the model accepts it.
+
+        In single precision, small eigenvalues are lost to rounding."""
         if self._compiled is None:
             try:
                 self._compiled = self._compile(params, True, deadline)
@@ -79,18 +88,18 @@ class Spectrometer:
                 self._compiled = self._compile(params, False, deadline)
         is_double, call = self._compiled
         with jax.enable_x64(is_double or jax.config.read("jax_enable_x64")):
-            own, sample = (as_double(tree) if is_double else tree for tree in (params, self.sample))
-            return call(own, sample), call(moved(own, NEARBY), sample)
+            params, sample = (as_double(tree) if is_double else tree for tree in (params, self.sample))
+            return call(params, sample), call(random_neighbour(params, NEARBY), sample)
 
     def _compile(self, params: PyTree, is_double: bool, deadline: float) -> tuple[bool, Callable]:
         with jax.enable_x64(is_double or jax.config.read("jax_enable_x64")):
-            own, sample = (as_double(tree) if is_double else tree for tree in (params, self.sample))
-            return is_double, compiled_by(deadline, self._rank, own, sample)
+            params, sample = (as_double(tree) if is_double else tree for tree in (params, self.sample))
+            return is_double, compile_before(deadline, self._rank, params, sample)
 
 
 def bounds(problem: Problem, data: Any) -> list[Bound]:
-    """The terms of a problem with some data."""
-    return [Bound(term, term.outputs, own) for term, own in batches_of(problem.terms, data)]
+    """The terms of a problem, each with its batch of the data."""
+    return [Bound(term, term.outputs, batch) for term, batch in batches_of(problem.terms, data)]
 
 
 def evaluation(problem: Problem, params: PyTree, data: Any) -> Evaluation:
@@ -101,30 +110,35 @@ def num_examples(problem: Problem, data: Any) -> int:
     return sum(bound.batch.size for bound in bounds(problem, data))
 
 
-def thinned(problem: Problem, kept: int) -> Any:
-    """So many of the training examples, evenly spaced."""
-    if kept >= problem.num_examples:
+def evenly_spaced(problem: Problem, count: int) -> Any:
+    """`count` of the training examples, evenly spaced; with `Terms`, in proportion to their examples."""
+    if count >= problem.num_examples:
         return problem.data
 
-    def some(data: Any) -> Any:
+    def subset(data: Any) -> Any:
         if data[0] is None:
             return data
         size = len(jax.tree.leaves(data[0])[0])
-        rows = np.linspace(0, size - 1, max(1, kept * size // problem.num_examples)).astype(np.int32)
+        rows = np.linspace(0, size - 1, max(1, count * size // problem.num_examples)).astype(np.int32)
         return Problem.taken(data, rows)
 
     if None in problem.terms:
-        return some(problem.data)
-    return {name: some(own) for name, own in problem.data.items()}
+        return subset(problem.data)
+    return {name: subset(data) for name, data in problem.data.items()}
 
 
 def as_double(tree: PyTree) -> PyTree:
-    wide = lambda leaf: leaf.astype(np.float64) if np.issubdtype(leaf.dtype, np.floating) else leaf
-    return jax.tree.map(lambda leaf: jnp.asarray(wide(np.asarray(leaf))), tree)
+    """The tree with its floating-point arrays in double precision."""
+
+    def convert(leaf: Any) -> jax.Array:
+        array = np.asarray(leaf)
+        return jnp.asarray(array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array)
+
+    return jax.tree.map(convert, tree)
 
 
-def moved(params: PyTree, distance: float) -> PyTree:
-    """Parameters a little away in a random direction."""
+def random_neighbour(params: PyTree, distance: float) -> PyTree:
+    """Parameters in a random direction, at a distance relative to the norm of `params`."""
     flat, unflatten = _tree.flatten(params)
     noise = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
     length = distance * jnp.maximum(jnp.linalg.norm(flat), 1e-3) / jnp.linalg.norm(noise)

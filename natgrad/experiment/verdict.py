@@ -1,4 +1,4 @@
-"""What a comparison comes to: a target, who reaches it first, and what to use."""
+"""Sum up a comparison: a target loss, which method reaches it first, and which one to use."""
 
 import math
 from typing import NamedTuple
@@ -7,9 +7,9 @@ from natgrad import _text
 from natgrad.experiment.compare import Comparison, MethodRuns
 from natgrad.experiment.run import Reading, Run
 
-# Times that differ by less than this part are called equal.
+# Times that differ by less than this fraction are called equal.
 EQUAL = 0.1
-# Below this part of the target, a loss is worth a word.
+# A loss below this fraction of the target is worth a sentence.
 FAR = 0.1
 
 
@@ -21,7 +21,7 @@ class Target(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """A method with its best run, and where that reached the target, if it did."""
+    """A method with its best run, and the point at which this run reached the target, if it did."""
 
     outcome: MethodRuns
     run: Run
@@ -32,151 +32,189 @@ class Contender(NamedTuple):
         return self.outcome.method.name
 
     @property
-    def written(self) -> str:
-        """The name with its rate."""
-        rate = self.run.tried.get("learning_rate")
-        return self.name if rate is None else f"{self.name} at a rate of {rate:g}"
+    def label(self) -> str:
+        """The name with the learning rate."""
+        rate = self.run.settings.get("learning_rate")
+        return self.name if rate is None else f"{self.name} (learning rate {rate:g})"
+
+    @property
+    def speed(self) -> tuple[float, float]:
+        """To order contenders: the seconds to the target, then the lowest loss."""
+        return (math.inf if self.reached is None else self.reached.seconds, self.run.lowest)
+
+    @property
+    def steps_to_target(self) -> float:
+        return math.inf if self.reached is None else self.reached.step
 
 
 class Recommendation(NamedTuple):
+    """A method to use: why, and the code that repeats its run."""
+
     title: str
     method: str
     reason: str
     code: str
 
 
-def target_of(comparison: Comparison, given: float | None = None) -> Target | None:
-    """The loss that is given, or else the lowest one of the best first-order method, or of any."""
-    if given is not None:
-        return Target(given, "as given")
-    has_progress = lambda run: bool(run.curve) and run.lowest < run.curve[0].loss
+def target_of(comparison: Comparison, loss: float | None = None) -> Target | None:
+    """The loss to reach: `loss` if given, else the lowest one of the best first-order method, else of any method."""
+    if loss is not None:
+        return Target(loss, "as given")
     lowest: dict[str, float] = {}
-    for each in comparison.outcomes:
-        for run in filter(has_progress, each.runs):
-            lowest[each.method.kind] = min(run.lowest, lowest.get(each.method.kind, math.inf))
+    for outcome in comparison.outcomes:
+        for run in outcome.runs:
+            if run.curve and run.lowest < run.curve[0].loss:
+                kind = outcome.method.kind
+                lowest[kind] = min(run.lowest, lowest.get(kind, math.inf))
     if "first-order" in lowest:
         return Target(lowest["first-order"], "the lowest loss of the best first-order method")
     return Target(lowest["natural"], "the lowest loss of any method") if lowest else None
 
 
 def contenders(comparison: Comparison, target: Target | None) -> list[Contender]:
-    """The best run of every method that has one: by the time to the target, or else by its loss."""
-    reached = lambda run: None if target is None else run.first_at(target.loss)
-    each = lambda outcome: [Contender(outcome, run, reached(run)) for run in outcome.runs if math.isfinite(run.lowest)]
-    return [min(own, key=_speed) for outcome in comparison.outcomes if (own := each(outcome))]
+    """The best run of every method with a finite loss: the fastest to the target, or else the one with the lowest
+    loss."""
+    best = []
+    for outcome in comparison.outcomes:
+        runs = [run for run in outcome.runs if math.isfinite(run.lowest)]
+        candidates = [Contender(outcome, run, None if target is None else run.first_at(target.loss)) for run in runs]
+        if candidates:
+            best.append(min(candidates, key=lambda contender: contender.speed))
+    return best
 
 
 def verdict(comparison: Comparison, target: Target | None) -> str:
-    """In a sentence or two."""
-    found = contenders(comparison, target)
-    if not found:
-        return "No run has a finite loss: nothing can be said."
+    """The result of a comparison in two or three sentences."""
+    methods = contenders(comparison, target)
+    if not methods:
+        return "No run has a finite loss, so the methods cannot be compared."
     if target is None:
-        return f"No method lowered the loss of {_text.number(found[0].run.curve[0].loss)} that it starts with."
-    natural = [each for each in found if each.outcome.method.kind == "natural"]
-    others = [each for each in found if each.outcome.method.kind != "natural"]
-    if not others or not natural:
-        text = _winner(found)
+        return f"No method lowered the initial loss of {_text.number(methods[0].run.curve[0].loss)}."
+    natural = [contender for contender in methods if contender.outcome.method.kind == "natural"]
+    first_order = [contender for contender in methods if contender.outcome.method.kind != "natural"]
+    if natural and first_order:
+        sentences = [_duel(natural, _fastest(first_order), target), _beyond(natural, target)]
     else:
-        text = " ".join(filter(None, [_duel(natural, min(others, key=_speed), target), _beyond(natural, target)]))
-    return " ".join(filter(None, [text, _held_out(found)]))
+        sentences = [_winner(methods)]
+    return " ".join(filter(None, [*sentences, _held_out(methods)]))
 
 
-def _winner(found: list[Contender]) -> str:
-    """Among methods of one kind."""
-    best = min(found, key=_speed)
+def _winner(methods: list[Contender]) -> str:
+    """The best of methods of one kind."""
+    best = _fastest(methods)
     point = best.run.lowest_point
-    lowest = f"has the lowest loss, {_text.number(point.loss)} after {point.step:,} steps"
     if best.reached is None or best.reached == point:
-        return f"{best.written} {lowest}."
-    return f"{best.written} reached a loss of {_text.number(best.reached.loss)} in {_path(best.reached)}."
+        return f"{best.label} has the lowest loss, {_text.number(point.loss)} after {point.step:,} steps."
+    return f"{best.label} reached a loss of {_text.number(best.reached.loss)} in {_path(best.reached)}."
 
 
 def _duel(natural: list[Contender], rival: Contender, target: Target) -> str:
-    arrived = [each for each in natural if each.reached is not None]
+    """The natural-gradient methods against the best first-order method."""
+    arrived = [contender for contender in natural if contender.reached is not None]
     loss = _text.number(target.loss)
-    if rival.reached is None:
-        names = ", ".join(each.name for each in arrived) or "No method"
-        return f"{names} reached a loss of {loss}; {rival.written}, the best of the first-order methods, did not."
-    theirs = rival.reached
-    if not arrived:
-        closest = min(natural, key=lambda each: each.run.lowest)
+    if rival.reached is None and not arrived:
+        lowest = _lowest([*natural, rival])
         return (
-            f"{rival.written} is ahead: it reached a loss of {loss} in {_path(theirs)}, and no natural gradient did; "
+            f"No method reached a loss of {loss}; {lowest.label} came closest with {_text.number(lowest.run.lowest)}."
+        )
+    if rival.reached is None:
+        names = ", ".join(contender.name for contender in arrived)
+        return (
+            f"{names} reached a loss of {loss}. No first-order method did; {rival.label} came closest with "
+            f"{_text.number(rival.run.lowest)}."
+        )
+    rival_path = _path(rival.reached)
+    if not arrived:
+        closest = _lowest(natural)
+        return (
+            f"{rival.label} is ahead: it reached a loss of {loss} in {rival_path}. No natural-gradient method did; "
             f"{closest.name} came closest with {_text.number(closest.run.lowest)}."
         )
-    fast = min(arrived, key=_speed)
-    short = min(arrived, key=lambda each: each.reached.step if each.reached else math.inf)
+    fast, short = _fastest(arrived), _shortest(arrived)
     assert fast.reached is not None and short.reached is not None
-    standard = f"the best first-order method, {rival.written},"
-    if fast.reached.seconds <= (1 - EQUAL) * theirs.seconds:
+    if fast.reached.seconds <= (1 - EQUAL) * rival.reached.seconds:
         return (
-            f"{fast.name} is fastest: it reached a loss of {loss} in {_path(fast.reached)}, for which {standard} took "
-            f"{_path(theirs)}: {_ratio(theirs.seconds, fast.reached.seconds)} times the time."
+            f"{fast.name} is fastest: it reached a loss of {loss} in {_path(fast.reached)}. The best first-order "
+            f"method, {rival.label}, took {rival_path}, {_ratio(rival.reached.seconds, fast.reached.seconds)} times as "
+            "long."
         )
-    ours = f"{short.name} reached a loss of {loss} in {_path(short.reached)}"
-    if fast.reached.seconds <= (1 + EQUAL) * theirs.seconds:
+    if fast.reached.seconds <= (1 + EQUAL) * rival.reached.seconds:
         return (
-            f"A draw in time: {fast.name} took {_path(fast.reached)} to a loss of {loss}, {standard} {_path(theirs)}."
+            f"{fast.name} and {rival.name} are equally fast: {fast.name} reached a loss of {loss} in "
+            f"{_path(fast.reached)}, the best first-order method, {rival.label}, in {rival_path}."
         )
-    if short.reached.step < theirs.step:
-        return f"In steps {short.name} is ahead, in time {rival.name}: {ours}, {standard} in {_path(theirs)}."
-    return f"{rival.written} is ahead: it reached a loss of {loss} in {_path(theirs)}; {ours}."
+    if short.reached.step < rival.reached.step:
+        return (
+            f"{short.name} needs fewer steps, {rival.name} less time: {short.name} reached a loss of {loss} in "
+            f"{_path(short.reached)}, the best first-order method, {rival.label}, in {rival_path}."
+        )
+    return (
+        f"{rival.label} is ahead: it reached a loss of {loss} in {rival_path}. {short.name} took "
+        f"{_path(short.reached)}."
+    )
 
 
 def _beyond(natural: list[Contender], target: Target) -> str:
-    """Who went far below the target."""
-    best = min(natural, key=lambda each: each.run.lowest)
+    """The natural-gradient method that went far below the target, if one did."""
+    best = _lowest(natural)
     if best.reached is None or not best.run.lowest <= FAR * target.loss or target.loss <= 0:
         return ""
-    return f"{best.name} went on to {_text.number(best.run.lowest)}."
+    return f"{best.name} went on to a loss of {_text.number(best.run.lowest)}."
 
 
-def _held_out(found: list[Contender]) -> str:
-    """Who is best on data that were not trained on, at whichever point of its run."""
-    lows = [
-        (loss, point.step, each.written)
-        for each in found
-        for point in each.run.curve
+def _held_out(methods: list[Contender]) -> str:
+    """The lowest held-out loss at any point of any run."""
+    lowest = [
+        (loss, point.step, contender.label)
+        for contender in methods
+        for point in contender.run.curve
         if (loss := point.held_out_loss) is not None and math.isfinite(loss)
     ]
-    if not lows:
+    if not lowest:
         return ""
-    loss, step, name = min(lows)
-    return f"On held-out data {name} came lowest on its way, with {_text.number(loss)} after {step:,} steps."
+    loss, step, label = min(lowest)
+    return f"Best held-out loss: {label}, {_text.number(loss)} at step {step:,}."
 
 
-def recommendations(comparison: Comparison, target: Target | None, imported: str) -> list[Recommendation]:
-    """The fastest method as code; and the one with the fewest steps, if that is another. `imported` is the code that
-    gives `problem`."""
-    found = contenders(comparison, target)
-    arrived = [each for each in found if each.reached is not None]
-    if not arrived:
-        lowest = min(found, key=lambda each: each.run.lowest, default=None)
-        title = "Lowest loss" if len(found) > 1 else "As code"
-        chosen = {} if lowest is None else {title: lowest}
+def recommendations(comparison: Comparison, target: Target | None, problem_code: str) -> list[Recommendation]:
+    """The fastest method as code, and the method with the fewest steps if that is another one.
+
+    Where no method reached the target, the one with the lowest loss. `problem_code` is code that defines `problem`."""
+    methods = contenders(comparison, target)
+    arrived = [contender for contender in methods if contender.reached is not None]
+    if arrived:
+        fast, short = _fastest(arrived), _shortest(arrived)
+        choices = {"Fastest": fast} | ({} if short is fast else {"Fewest steps": short})
+    elif methods:
+        choices = {"Lowest loss" if len(methods) > 1 else "As code": _lowest(methods)}
     else:
-        fast = min(arrived, key=_speed)
-        short = min(arrived, key=lambda each: each.reached.step if each.reached else math.inf)
-        chosen = {"Fastest": fast} | ({} if short is fast else {"Fewest steps": short})
-    return [_recommended(title, each, imported) for title, each in chosen.items()]
+        choices = {}
+    return [_recommend(title, contender, problem_code) for title, contender in choices.items()]
 
 
-def _recommended(title: str, each: Contender, imported: str) -> Recommendation:
-    run, method = each.run, each.outcome.method
+def _recommend(title: str, contender: Contender, problem_code: str) -> Recommendation:
+    run, method = contender.run, contender.outcome.method
     imports = "import jax\n" + ("import natgrad as ng\n" if method.kind == "natural" else "import optax\n")
-    steps = each.reached.step if each.reached is not None else run.lowest_point.step
-    body = method.code(run.problem, run.tried).replace("{steps}", str(steps)).replace("{seed}", str(run.seed))
+    point = run.lowest_point if contender.reached is None else contender.reached
+    body = method.code(run.problem, run.settings).replace("{steps}", str(point.step)).replace("{seed}", str(run.seed))
     reason = (
-        f"{_path(each.reached)} to the target."
-        if each.reached is not None
-        else f"A loss of {_text.number(run.lowest)} after {run.lowest_point.step:,} steps."
+        f"{_path(contender.reached)} to the target."
+        if contender.reached is not None
+        else f"A loss of {_text.number(run.lowest)} after {point.step:,} steps."
     )
-    return Recommendation(title, each.written, reason, f"{imports}\n{imported}\n{body}")
+    return Recommendation(title, contender.label, reason, f"{imports}\n{problem_code}\n{body}")
 
 
-def _speed(each: Contender) -> tuple[float, float]:
-    return (math.inf if each.reached is None else each.reached.seconds, each.run.lowest)
+def _fastest(methods: list[Contender]) -> Contender:
+    return min(methods, key=lambda contender: contender.speed)
+
+
+def _shortest(methods: list[Contender]) -> Contender:
+    return min(methods, key=lambda contender: contender.steps_to_target)
+
+
+def _lowest(methods: list[Contender]) -> Contender:
+    return min(methods, key=lambda contender: contender.run.lowest)
 
 
 def _path(point: Reading) -> str:

@@ -1,5 +1,5 @@
-"""Figures of the theory, from the library's own computations. Each function returns a figure of matplotlib, for the
-theme `"light"` or `"dark"`."""
+"""Figures of the documentation, computed by natgrad. Each function takes a theme, `"light"` or `"dark"`, and returns a
+matplotlib figure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -34,15 +34,28 @@ FIGURES: dict[str, Callable[..., Any]] = {
 def save_figures(
     names: Iterable[str], folder: Any, *, formats: Sequence[str] = ("svg", "png"), progress: bool = False
 ) -> list[Path]:
-    """Draw figures, by name or all if none is given, into a folder: `<name>-light` and `<name>-dark`, each in all
-    formats. Returns the paths."""
-    chosen = list(names) or list(FIGURES)
-    if unknown := [name for name in chosen if name not in FIGURES]:
+    """Draw figures in both themes, and return the paths of the files `<name>-light` and `<name>-dark` in all formats.
+
+    **Arguments:**
+
+    - `names`: names of figures, keys of `FIGURES`; all of them if empty.
+    - `folder`: the folder to write to, created if it does not exist.
+    - `formats`: file formats of matplotlib, by default SVG and PNG.
+    - `progress`: whether to show a progress bar, by default not.
+
+    ```python
+    from natgrad import plots
+
+    plots.save_figures(["bregman"], "figures", formats=["svg"])
+    ```
+    """
+    names = list(names) or list(FIGURES)
+    if unknown := [name for name in names if name not in FIGURES]:
         raise ValueError(f"There is no figure named {', '.join(unknown)}. Choose from {', '.join(FIGURES)}.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    pairs = [(name, theme) for name in chosen for theme in PALETTES]
+    pairs = [(name, theme) for name in names for theme in PALETTES]
     for name, theme in track(pairs, "Figures", show=progress):
         figure = FIGURES[name](theme)
         for suffix in formats:

@@ -1,3 +1,5 @@
+r"""A Bregman divergence $D_\phi(z, z_0) = \phi(z) - \phi(z_0) - \phi'(z_0)(z - z_0)$ as a gap under a convex $\phi$."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +8,7 @@ from jaxtyping import Array
 import natgrad as ng
 from natgrad.plots._style import canvas, themed
 
+# The points z_0 and z.
 AT, TO = -0.4, 1.9
 
 
@@ -19,6 +22,7 @@ def tangent(z: Array) -> Array:
 
 
 def gap() -> float:
+    """The divergence between the two points."""
     return float(ng.Bregman(phi).dissimilarity(jnp.array(TO), jnp.array(AT)))
 
 

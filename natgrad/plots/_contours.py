@@ -1,3 +1,5 @@
+r"""A dissimilarity $\rho(f(x), f(x_0))$ of outputs, and the metric as its quadratic approximation."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ LEVELS = (0.05, 0.5, 2.0)
 
 
 def distances(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """From the centre: the dissimilarity of the outputs, and its quadratic approximation."""
+    """The dissimilarity between the outputs of points and of the centre, and its quadratic approximation."""
     centre = jnp.array(CENTRE)
     metric = ng.pullback(outputs, ng.Euclidean(), centre)
 
@@ -27,8 +29,9 @@ def distances(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @themed
 def contours(palette):
-    """Points that are equally far apart as outputs, for the Rosenbrock function: the metric, an ellipse, is what
-    remains of the dissimilarity close by."""
+    """Points whose outputs are equally far from the output of the centre, for the residuals of the Rosenbrock function.
+
+    Close to the centre, the contours of the dissimilarity are the ellipses of the metric."""
     figure, axes = canvas(1, height=4.2, width=5.4)
     wide, high = np.linspace(-2.2, 1.2, 400), np.linspace(-0.9, 2.9, 400)
     exact, _ = distances(np.stack(np.meshgrid(wide, high), axis=-1))

@@ -1,3 +1,5 @@
+"""Five matrices that are often confused: Hessian, Gauss-Newton, Fisher, empirical Fisher and gradient covariance."""
+
 import functools
 from typing import NamedTuple
 
@@ -12,11 +14,11 @@ NAMES = ("Hessian", "Gauss-Newton", "Fisher", "empirical Fisher", "gradient cova
 
 
 class Situation(NamedTuple):
-    """A regression of counts: how outputs are read, and where."""
+    """A Poisson regression: linear model or network, outputs as rates or natural parameters, at the minimum or not."""
 
     title: str
     is_linear: bool
-    is_charted: bool
+    has_rates: bool
     is_fitted: bool
 
 
@@ -29,50 +31,58 @@ SITUATIONS = (
 
 
 def matrices(situation: Situation) -> dict[str, np.ndarray]:
-    """The five matrices, dense."""
+    """The five matrices of a situation, dense."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2)))
     y = jnp.asarray(np.random.default_rng(1).poisson(2.0, 12).astype(float))
 
     def model(w, x):
         z = x @ w[:2] if situation.is_linear else jnp.tanh(x @ w[:2]) * w[2] + w[3]
         # Softplus rates, whose logarithm is the natural parameter.
-        return jax.nn.softplus(z) + 0.1 if situation.is_charted else z
+        return jax.nn.softplus(z) + 0.1 if situation.has_rates else z
 
-    read = jnp.log if situation.is_charted else lambda z: z
-    loss = lambda z, y: jnp.exp(read(z)) - y * read(z)
-    geometry = ng.Fisher(ng.Poisson(), chart=jnp.log) if situation.is_charted else ng.Fisher(ng.Poisson())
-    cost = lambda w: jnp.mean(jax.vmap(loss)(model(w, x), y))
-    newton = lambda _, w: w - jnp.linalg.solve(jax.hessian(cost)(w), jax.grad(cost)(w))
+    def loss(z, y):
+        eta = jnp.log(z) if situation.has_rates else z
+        return jnp.exp(eta) - y * eta
+
+    def cost(w):
+        return jnp.mean(jax.vmap(loss)(model(w, x), y))
+
+    def newton_step(_, w):
+        return w - jnp.linalg.solve(jax.hessian(cost)(w), jax.grad(cost)(w))
+
+    geometry = ng.Fisher(ng.Poisson(), chart=jnp.log) if situation.has_rates else ng.Fisher(ng.Poisson())
 
     @jax.jit
-    def found(w):
-        w = jax.lax.fori_loop(0, 20 if situation.is_fitted else 0, newton, w)
-        each = [
+    def matrices_at(w):
+        w = jax.lax.fori_loop(0, 20 if situation.is_fitted else 0, newton_step, w)
+        metrics = [
             ng.hessian(cost, w),
             ng.gauss_newton(model, loss, w, x, y),
             ng.pullback(model, geometry, w, x),
             ng.empirical_fisher(model, loss, w, x, y),
             ng.gradient_covariance(model, loss, w, x, y),
         ]
-        return [matrix.as_matrix() for matrix in each]
+        return [metric.as_matrix() for metric in metrics]
 
     w = jnp.array([0.3, -0.2]) if situation.is_linear else jnp.array([0.3, -0.2, 0.7, 0.4])
-    return {name: np.asarray(matrix) for name, matrix in zip(NAMES, found(w), strict=True)}
+    return {name: np.asarray(matrix) for name, matrix in zip(NAMES, matrices_at(w), strict=True)}
 
 
 @functools.cache
 def differences(situation: Situation) -> np.ndarray:
-    """How far apart they are, in pairs: the norm of the difference over the mean norm."""
-    found = list(matrices(situation).values())
-    size = np.linalg.norm
-    return np.array([[2 * size(a - b) / (size(a) + size(b)) for b in found] for a in found])
+    r"""Relative differences $2|A - B| / (|A| + |B|)$ between all pairs of matrices."""
+    dense = list(matrices(situation).values())
+    norm = np.linalg.norm
+    return np.array([[2 * norm(a - b) / (norm(a) + norm(b)) for b in dense] for a in dense])
 
 
 @themed
 def matrix_map(palette):
-    """Five matrices that go by similar names, and how far apart they are. The Fisher matrix is
-    that of Gauss-Newton where outputs are natural parameters, and the Hessian too if the model is linear in them; the
-    empirical Fisher is neither, and differs from the covariance of gradients by the mean gradient."""
+    """Relative differences between five matrices with similar names, in four situations.
+
+    The Fisher matrix equals the Gauss-Newton matrix where the outputs are natural parameters, and also the Hessian if
+    the model is linear. The empirical Fisher matrix equals neither, and differs from the covariance of the gradients by
+    the mean gradient."""
     figure, axes = canvas(len(SITUATIONS), height=4.4, width=13.0, sharey=True)
     for panel, situation in zip(axes, SITUATIONS, strict=True):
         table = differences(situation)

@@ -1,3 +1,6 @@
+r"""A map with Jacobian $J$ pushes vectors forward, $J v$, and pulls covectors, $J^\top c$, and metrics, $J^\top J$,
+back."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +19,11 @@ def f(w: Array) -> Array:
 
 
 def objects() -> dict[str, np.ndarray]:
-    """At one point: a vector and where it is pushed, a covector of the outputs and what it is pulled back to, and the
-    pullback of the Euclidean metric."""
+    """A vector and its pushforward, a covector and its pullback, and the pullback of the Euclidean metric, at one
+    point."""
     w = jnp.array(POINT)
     vector, covector = ng.Vector(jnp.array(STEP)), ng.Covector(jnp.array(SLOPE))
-    found = {
+    arrays = {
         "vector": vector.tree,
         "pushed": ng.pushforward(f, w, vector).tree,
         "covector": covector.tree,
@@ -28,16 +31,16 @@ def objects() -> dict[str, np.ndarray]:
         "metric": ng.pullback(f, ng.Euclidean(), w).as_matrix(),
         "jacobian": jax.jacobian(f)(w),
     }
-    return {name: np.asarray(value) for name, value in found.items()}
+    return {name: np.asarray(value) for name, value in arrays.items()}
 
 
 @themed
 def pullback(palette):
-    """Vectors are pushed forward along a map and covectors, drawn by their level lines, are pulled back. So is a
-    metric: the circle of the outputs comes from an ellipse of the parameters. How many lines a vector crosses is the
-    same on both sides."""
+    """Vectors are pushed forward along a map. Covectors, drawn by their level lines, are pulled back, and so is a
+    metric: the circle of the outputs is the image of an ellipse of the parameters. A vector crosses equally many lines
+    on both sides."""
     figure, (left, right) = canvas(2, height=4.3)
-    found, radius = objects(), 0.45
+    arrays, radius = objects(), 0.45
     w, z = np.array(POINT), np.asarray(f(jnp.array(POINT)))
     grid = np.linspace(-1, 2, 13)
     for value in grid:
@@ -48,8 +51,8 @@ def pullback(palette):
             left.plot(*line, color=palette.fill, linewidth=0.8, zorder=0)
             right.plot(*np.asarray(jax.vmap(f)(jnp.asarray(line.T))).T, color=palette.fill, linewidth=0.8, zorder=0)
     sides = (
-        (left, w, found["vector"], found["pulled"], found["metric"], "Parameters"),
-        (right, z, found["pushed"], found["covector"], np.eye(2), "Outputs"),
+        (left, w, arrays["vector"], arrays["pulled"], arrays["metric"], "Parameters"),
+        (right, z, arrays["pushed"], arrays["covector"], np.eye(2), "Outputs"),
     )
     for axes, point, vector, covector, metric, title in sides:
         along = np.array([-covector[1], covector[0]]) / np.linalg.norm(covector)

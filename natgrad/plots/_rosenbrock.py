@@ -1,3 +1,5 @@
+r"""Descent on the Rosenbrock function $|z|^2$ with $z = (1 - x_1, 10(x_2 - x_1^2))$, in parameters and in outputs."""
+
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +30,7 @@ def cost(x: Array) -> Array:
 
 
 def problem(strength: Any, in_outputs: bool = True) -> ng.ProximalProblem:
+    """The proximal problem with the distance of the outputs or of the parameters."""
     space = ng.FunctionSpace(outputs, ng.Euclidean()) if in_outputs else ng.Euclidean()
     return ng.ProximalProblem(cost, space, strength)
 
@@ -36,12 +39,17 @@ def gradient_descent(x: Array, rate: Any) -> Array:
     return ng.natural_step(problem(1 / rate, in_outputs=False), x).value
 
 
+def plain_descent(x: Array, rate: Any) -> Array:
+    """Gradient descent without a solve, fast enough for tens of thousands of steps."""
+    return x - rate * jax.grad(cost)(x)
+
+
 def natural_gradient(x: Array, rate: Any) -> Array:
     return ng.natural_step(problem(1 / rate), x).value
 
 
 def output_descent(x: Array, rate: Any) -> Array:
-    """Gradient descent on the outputs, which here can be had from any parameters."""
+    """Gradient descent on the outputs, mapped back: here every output belongs to one parameter."""
     z = outputs(x)
     return parameters(z - rate * 2 * z)
 
@@ -56,36 +64,60 @@ def proximal_in_outputs(x: Array, rate: Any) -> Array:
 
 def path(step: Callable, rate: float, length: int) -> Array:
     """The start and the points after each step."""
-    _, points = jax.jit(lambda x: jax.lax.scan(lambda x, _: (step(x, rate), x), x, length=length + 1))(jnp.array(START))
-    return points
+
+    @jax.jit
+    def run(x: Array) -> Array:
+        return jax.lax.scan(lambda x, _: (step(x, rate), x), x, length=length + 1)[1]
+
+    return run(jnp.array(START))
 
 
 def steps_to(step: Callable, rate: Any, goal: float = 1e-8) -> Array:
-    """After how many steps the cost is below the goal; `MAX_STEPS` if it never is."""
-    running = lambda state: (state[1] < MAX_STEPS) & ~(cost(state[0]) < goal)
-    advance = lambda state: (step(state[0], rate), state[1] + 1)
-    return jax.lax.while_loop(running, advance, (jnp.array(START), jnp.array(0)))[1]
+    """The number of steps until the cost is below the goal, at most `MAX_STEPS`."""
+
+    def is_running(state: tuple[Array, Array]) -> Array:
+        x, count = state
+        return (count < MAX_STEPS) & ~(cost(x) < goal)
+
+    def advance(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        x, count = state
+        return step(x, rate), count + 1
+
+    return jax.lax.while_loop(is_running, advance, (jnp.array(START), jnp.array(0)))[1]
 
 
 def rosenbrock_steps(goal: float = 1e-8) -> list[tuple[str, int]]:
-    """How many steps some methods need from the usual start to a cost below the goal."""
+    """Steps from the usual start (-1.2, 1) to a cost below `goal` (default 1e-8), as pairs of method and number.
+
+    ```python
+    from natgrad import plots
+
+    for method, steps in plots.rosenbrock_steps(goal=1e-3):
+        print(method, steps)
+    ```
+    """
     with jax.enable_x64(True):
         rates = jnp.geomspace(1e-4, 1e-2, 60)
-        plain = lambda x, rate: x - rate * jax.grad(cost)(x)
-        descent = jax.jit(jax.vmap(lambda rate: steps_to(plain, rate, goal)))(rates)
-        count = lambda step, rate: int(jax.jit(lambda: steps_to(step, rate, goal))())
+        descent = jax.jit(jax.vmap(lambda rate: steps_to(plain_descent, rate, goal)))(rates)
+
+        def count(step: Callable, rate: float) -> int:
+            return int(jax.jit(lambda: steps_to(step, rate, goal))())
+
         return [
-            (f"gradient descent, rate {float(rates[jnp.argmin(descent)]):.4f}, the best of 60", int(jnp.min(descent))),
-            ("natural gradient, rate 1/2", count(natural_gradient, 0.5)),
+            (
+                f"gradient descent, learning rate {float(rates[jnp.argmin(descent)]):.4f}, the best of 60",
+                int(jnp.min(descent)),
+            ),
+            ("natural gradient, learning rate 1/2", count(natural_gradient, 0.5)),
             ("proximal point in the outputs, strength 1", count(proximal_in_outputs, 1.0)),
             ("proximal point in the parameters, strength 1", count(proximal_in_parameters, 1.0)),
-            ("gradient descent on the outputs, rate 1/2", count(output_descent, 0.5)),
+            ("gradient descent on the outputs, learning rate 1/2", count(output_descent, 0.5)),
         ]
 
 
 @functools.cache
 def paths() -> dict[str, np.ndarray]:
-    """What the figure shows: points in the parameters."""
+    """The points of every method in the figure, as parameters."""
     runs = {
         "gradient descent": path(gradient_descent, 1 / 900, 300),
         "descent on the outputs": path(output_descent, 0.06, 30),
@@ -98,8 +130,8 @@ def paths() -> dict[str, np.ndarray]:
 
 @themed
 def rosenbrock(palette):
-    """A curved valley over the parameters is a round bowl over the outputs: descent in the geometry of the outputs goes
-    straight to the minimum, and the natural gradient follows it."""
+    """A curved valley over the parameters is a round bowl over the outputs. Gradient descent on the outputs goes
+    straight to the minimum, and the natural gradient follows the same path."""
     figure, (left, right) = canvas(2, height=4.4)
     runs = paths()
     styles = {

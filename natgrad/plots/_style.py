@@ -1,4 +1,4 @@
-"""One look for all figures: light and dark, legible to the colour-blind."""
+"""The style of all figures: a light and a dark theme with colours that colour-blind readers can tell apart."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Palette(NamedTuple):
-    """Colours of one theme. The four lines are Okabe and Ito's, or as far apart on a dark ground."""
+    """Colours of a theme. The colours of lines are by Okabe and Ito, or lighter versions for a dark background."""
 
     paper: str
     ink: str
@@ -29,7 +29,7 @@ PALETTES = {
 
 
 def themed(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """`draw(palette)` as a function of the name of a theme, `"light"` or `"dark"`, in double precision."""
+    """Turn `draw(palette)` into a function of a theme, `"light"` or `"dark"`, that computes in double precision."""
 
     @functools.wraps(draw)
     def figure(theme: str = "light"):
@@ -53,7 +53,7 @@ def canvas(columns: int = 1, *, height: float = 3.6, width: float | None = None,
 
 
 def arrow(axes: Any, start: Any, step: Any, color: str, label: str | None = None) -> None:
-    """An arrow from a point, with an entry in the legend."""
+    """Draw an arrow from a point, with an entry in the legend."""
     start, step = np.asarray(start), np.asarray(step)
     options = dict(arrowstyle="-|>", color=color, linewidth=2.0, shrinkA=0, shrinkB=0, mutation_scale=14)
     axes.annotate("", start + step, start, arrowprops=options, zorder=4)
@@ -62,7 +62,7 @@ def arrow(axes: Any, start: Any, step: Any, color: str, label: str | None = None
 
 
 def ellipse(metric: Any, centre: Any, radius: float = 1.0, count: int = 200) -> np.ndarray:
-    """The points at a given distance from a centre, in a metric of the plane."""
+    """Points at distance `radius` from a centre, in a metric of the plane."""
     angles = np.linspace(0, 2 * np.pi, count)
     circle = np.stack([np.cos(angles), np.sin(angles)])
     root = np.linalg.cholesky(np.linalg.inv(np.asarray(metric)))

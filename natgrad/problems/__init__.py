@@ -1,4 +1,4 @@
-"""Ready-made problems, and problems made from a file of data."""
+"""Ready-made problems, each a function of a random seed, and problems made from a data file."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,9 +14,10 @@ from natgrad.problems._sklearn import digits_autoencoder as digits_autoencoder
 from natgrad.problems.tables import from_file as from_file
 
 
-class Embedded(NamedTuple):
-    """A ready-made problem: how to make it from a seed, what it is, whether it wants double precision, and whether
-    its data are fetched."""
+class ReadyMade(NamedTuple):
+    """A ready-made problem of the command line.
+
+    `make` takes a random seed. `is_double`: it needs double precision. `is_fetched`: its data are downloaded."""
 
     make: Callable[[int], Problem]
     about: str
@@ -24,14 +25,16 @@ class Embedded(NamedTuple):
     is_fetched: bool = False
 
 
-PROBLEMS: dict[str, Embedded] = {
-    "digits": Embedded(digits, "8 × 8 digits into ten classes, perceptron, small batches"),
-    "digits-autoencoder": Embedded(digits_autoencoder, "8 × 8 digits through a code of eight numbers, whole batch"),
-    "diabetes": Embedded(diabetes, "regression on 442 patients, perceptron, whole batch"),
-    "rosenbrock": Embedded(rosenbrock, "the curved valley in two dimensions, least squares", is_double=True),
-    "poisson-pde": Embedded(poisson_pde, "the equation of Poisson on a square, by a network", is_double=True),
-    "mnist-autoencoder": Embedded(
-        mnist_autoencoder, "MNIST through a code of thirty numbers, whole batch", is_fetched=True
+PROBLEMS: dict[str, ReadyMade] = {
+    "digits": ReadyMade(digits, "classification of 8 × 8 digits, MLP, batches of 128"),
+    "digits-autoencoder": ReadyMade(digits_autoencoder, "autoencoder of 8 × 8 digits, bottleneck of 8, full batch"),
+    "diabetes": ReadyMade(diabetes, "regression on 442 patients, MLP, full batch"),
+    "rosenbrock": ReadyMade(rosenbrock, "Rosenbrock function in two dimensions, least squares", is_double=True),
+    "poisson-pde": ReadyMade(
+        poisson_pde, "physics-informed network for Poisson's equation on a square", is_double=True
     ),
-    "chars": Embedded(chars, "the next character of Moby-Dick, causal convolutions, small batches", is_fetched=True),
+    "mnist-autoencoder": ReadyMade(
+        mnist_autoencoder, "autoencoder of MNIST, bottleneck of 30, full batch", is_fetched=True
+    ),
+    "chars": ReadyMade(chars, "next character of Moby-Dick, causal convolutions, batches of 64", is_fetched=True),
 }

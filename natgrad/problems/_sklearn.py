@@ -1,4 +1,4 @@
-"""Problems on data that scikit-learn brings along: digits, their autoencoder, and diabetes."""
+"""Problems on data sets of scikit-learn: digits, an autoencoder of the digits, and diabetes."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 
 import natgrad as ng
 from natgrad._problem import Problem
-from natgrad.problems._perceptron import parted, perceptron, units
+from natgrad.problems._mlp import column_scaling, mlp, split_examples
 
 
 def sklearn_data(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -25,10 +25,14 @@ def sklearn_data(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def digits(seed: int = 0) -> Problem:
-    """Which digit it is: a perceptron, 64-64-32-10, in batches of 128."""
+    """Classify 8 × 8 images of digits: MLP 64-64-32-10, batches of 128.
+
+    `seed` (default 0) is the random seed of the initial parameters."""
     x, y = sklearn_data("digits")
-    model, params = perceptron((64, 64, 32, 10), seed)
-    data, held_out = ((jnp.asarray(x[rows] / 16, float), jnp.asarray(y[rows], jnp.int32)) for rows in parted(len(x)))
+    model, params = mlp((64, 64, 32, 10), seed)
+    data, held_out = (
+        (jnp.asarray(x[rows] / 16, float), jnp.asarray(y[rows], jnp.int32)) for rows in split_examples(len(x))
+    )
     return Problem(
         model,
         ng.Categorical(),
@@ -38,16 +42,20 @@ def digits(seed: int = 0) -> Problem:
         held_out=held_out,
         steps=500,
         name="digits",
-        about="Digits of 8 × 8 pixels into ten classes, by a perceptron 64-64-32-10 with tanh, in batches of 128. A "
-        "fifth of the 1797 images is held out.",
+        about="Classification of 8 × 8 digits: MLP 64-64-32-10, tanh, batches of 128. A fifth of the 1797 images is "
+        "held out.",
     )
 
 
 def digits_autoencoder(seed: int = 0) -> Problem:
-    """The digits through a code of eight numbers: 64-48-24-8-24-48-64, all images at once."""
+    """Autoencoder of the digits with a bottleneck of 8: MLP 64-48-24-8-24-48-64, full batch.
+
+    `seed` (default 0) is the random seed of the initial parameters."""
     x, _ = sklearn_data("digits")
-    model, params = perceptron((64, 48, 24, 8, 24, 48, 64), seed, linear=(2,))
-    data, held_out = ((pixels, pixels) for pixels in (jnp.asarray(x[rows] / 16, float) for rows in parted(len(x))))
+    model, params = mlp((64, 48, 24, 8, 24, 48, 64), seed, linear=(2,))
+    data, held_out = (
+        (pixels, pixels) for pixels in (jnp.asarray(x[rows] / 16, float) for rows in split_examples(len(x)))
+    )
     return Problem(
         model,
         ng.Bernoulli(),
@@ -56,22 +64,21 @@ def digits_autoencoder(seed: int = 0) -> Problem:
         held_out=held_out,
         steps=150,
         name="digits-autoencoder",
-        about="Digits of 8 × 8 pixels through a code of eight numbers, by a perceptron 64-48-24-8-24-48-64 with tanh "
-        "and a linear code. Pixels are probabilities of ink; a fifth of the 1797 images is held out.",
+        about="Autoencoder of 8 × 8 digits: MLP 64-48-24-8-24-48-64, tanh, linear bottleneck of 8. Targets are pixel "
+        "intensities as Bernoulli probabilities; a fifth of the 1797 images is held out.",
     )
 
 
 def diabetes(seed: int = 0) -> Problem:
-    """The progress of a disease after a year: a perceptron, 10-32-32-1, all patients at once."""
+    """Predict the progression of diabetes after a year: MLP 10-32-32-1, full batch.
+
+    `seed` (default 0) is the random seed of the initial parameters."""
     x, y = sklearn_data("diabetes")
     y = y[:, None]
-    parts = parted(len(x))
-    of_x, of_y = units(x[parts.training]), units(y[parts.training])
-    data, held_out = (
-        (jnp.asarray(of_x.standardised(x[rows]), float), jnp.asarray(of_y.standardised(y[rows]), float))
-        for rows in parts
-    )
-    model, params = perceptron((10, 32, 32, 1), seed)
+    split = split_examples(len(x))
+    x, y = (column_scaling(values[split.training]).standardise(values) for values in (x, y))
+    data, held_out = ((jnp.asarray(x[rows], float), jnp.asarray(y[rows], float)) for rows in split)
+    model, params = mlp((10, 32, 32, 1), seed)
     return Problem(
         model,
         ng.LeastSquares(),
@@ -80,6 +87,6 @@ def diabetes(seed: int = 0) -> Problem:
         held_out=held_out,
         steps=200,
         name="diabetes",
-        about="The progress of diabetes from ten measurements, by a perceptron 10-32-32-1 with tanh and least squares. "
+        about="Regression of the progression of diabetes on ten measurements: MLP 10-32-32-1, tanh, least squares. "
         "Inputs and target are standardised; a fifth of the 442 patients is held out.",
     )

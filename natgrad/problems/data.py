@@ -1,6 +1,6 @@
-"""Published data: from the directory named by `NATGRAD_DATA`, from the user's cache, or from where they are published.
+"""Published data sets: from the folder `NATGRAD_DATA`, from the user's cache, or downloaded into the cache.
 
-Whatever is found is checked, and what is fetched is kept in the cache."""
+Every file is compared with a checksum."""
 
 import contextlib
 import gzip
@@ -23,13 +23,13 @@ from natgrad.problems._readers import idx_array
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "natgrad"
 BYTES_A_PIECE = 2**16
-SECONDS = 60
+TIMEOUT_SECONDS = 60
 
 
 class File(NamedTuple):
-    """A file that is kept compressed, where it is published, and what its bytes hash to once they are not.
+    """A published file: its name, the hash of its bytes uncompressed, and the address of the compressed file.
 
-    What is published is the compressed file, or with `member` a compressed archive that holds it."""
+    With `member`, the address is of a compressed archive with the file under that path."""
 
     name: str
     sha256: str
@@ -37,7 +37,8 @@ class File(NamedTuple):
     member: str | None = None
 
     @property
-    def kept_name(self) -> str:
+    def cached_name(self) -> str:
+        """The name of the compressed file in the cache."""
         return f"{self.name}.gz"
 
 
@@ -61,77 +62,79 @@ MOBY_DICK = File(
 
 
 def mnist_test_images() -> np.ndarray:
-    """The 10,000 test images of MNIST, numbers from 0 to 1, one row each."""
+    """The 10,000 test images of MNIST, one a row, with pixels from 0 to 1."""
     images = idx_array(content(MNIST_TEST_IMAGES), MNIST_TEST_IMAGES.name)
     return images.reshape(-1, 784) / np.float32(255)
 
 
 def mnist_test_labels() -> np.ndarray:
+    """The labels of the 10,000 test images of MNIST."""
     return idx_array(content(MNIST_TEST_LABELS), MNIST_TEST_LABELS.name).astype(np.int32)
 
 
 def moby_dick() -> str:
-    """The book by Melville, 1.19 million characters."""
+    """The text of Moby-Dick, 1.19 million characters."""
     return content(MOBY_DICK).decode()
 
 
 def in_numbers(text: str) -> tuple[np.ndarray, int]:
-    """A text in numbers of its characters, and how many different ones it has."""
+    """Characters as indices into the sorted alphabet of the text, and the size of that alphabet."""
     characters = sorted(set(text))
-    numbers = {character: number for number, character in enumerate(characters)}
-    return np.array([numbers[character] for character in text], np.int32), len(characters)
+    indices = {character: index for index, character in enumerate(characters)}
+    return np.array([indices[character] for character in text], np.int32), len(characters)
 
 
 def content(file: File) -> bytes:
-    """The bytes of a file that is here, or else fetched and kept."""
-    if path := found(file):
+    """The bytes of a file, from this computer or else downloaded and cached."""
+    if path := local_path(file):
         with contextlib.suppress(OSError, EOFError, zlib.error):
             if is_published(raw := gzip.decompress(path.read_bytes()), file):
                 return raw
         raise ValueError(f"`{path}` is not `{file.name}` as published: its checksum differs. Remove it and try again.")
-    raw = fetched(file)
-    # Without a cache that can be written to, the file is fetched again next time.
+    raw = download(file)
+    # If the cache is not writable, the file is downloaded again next time.
     with contextlib.suppress(OSError):
-        write_whole(CACHE / file.kept_name, gzip.compress(raw, mtime=0))
+        write_whole(CACHE / file.cached_name, gzip.compress(raw, mtime=0))
     return raw
 
 
-def found(file: File) -> Path | None:
-    """Where the file is on this machine, if it is."""
+def local_path(file: File) -> Path | None:
+    """The path of the file in `NATGRAD_DATA` or in the cache, if it is there."""
     folders = [Path(os.environ["NATGRAD_DATA"])] if os.environ.get("NATGRAD_DATA") else []
-    return next((path for folder in [*folders, CACHE] if (path := folder / file.kept_name).is_file()), None)
+    return next((path for folder in [*folders, CACHE] if (path := folder / file.cached_name).is_file()), None)
 
 
-def fetched(file: File) -> bytes:
+def download(file: File) -> bytes:
+    """The bytes of a file from its address, uncompressed and compared with the checksum."""
     by_hand = (
-        f"Put `{file.kept_name}` into `{CACHE}`, or into a directory of your own and its path into the environment "
-        "variable NATGRAD_DATA."
+        f"Put `{file.cached_name}` into `{CACHE}`, or into a folder whose path is in the environment variable "
+        "NATGRAD_DATA."
     )
     try:
-        with urllib.request.urlopen(file.address, timeout=SECONDS) as response:
+        with urllib.request.urlopen(file.address, timeout=TIMEOUT_SECONDS) as response:
             pieces = Pieces(response)
-            packed = b"".join(track(pieces, f"Fetching {file.name}", show=True))
+            packed = b"".join(track(pieces, f"Downloading {file.name}", show=True))
     except (OSError, http.client.HTTPException) as error:
         raise FileNotFoundError(
-            f"`{file.kept_name}` is neither in the directory named by NATGRAD_DATA nor in the cache, and could not be "
-            f"fetched from {file.address} ({error}). {by_hand}"
+            f"`{file.cached_name}` is neither in the folder NATGRAD_DATA nor in the cache, and could not be downloaded "
+            f"from {file.address} ({error}). {by_hand}"
         ) from error
     if len(packed) < pieces.size:
         raise ConnectionError(
-            f"Only {len(packed)} of {pieces.size} bytes came from {file.address}, and none were kept. Try again. Or: "
+            f"Only {len(packed)} of {pieces.size} bytes came from {file.address}; they were discarded. Try again. Or: "
             f"{by_hand}"
         )
     with contextlib.suppress(OSError, EOFError, zlib.error, tarfile.TarError, KeyError):
-        if is_published(raw := unpacked(packed, file.member), file):
+        if is_published(raw := unpack(packed, file.member), file):
             return raw
     raise ValueError(
-        f"What came from {file.address} is not `{file.name}` as published: its checksum differs, so it was not kept. "
-        f"Is a proxy in between? {by_hand}"
+        f"The download from {file.address} is not `{file.name}` as published: its checksum differs, so it was "
+        f"discarded. Does a proxy change downloads? {by_hand}"
     )
 
 
 class Pieces:
-    """What a response brings, piece by piece, which has a length so that progress can be shown."""
+    """The body of a response in pieces, with a length for the progress bar."""
 
     def __init__(self, response: Any):
         self.response = response
@@ -145,7 +148,8 @@ class Pieces:
             yield piece
 
 
-def unpacked(packed: bytes, member: str | None) -> bytes:
+def unpack(packed: bytes, member: str | None) -> bytes:
+    """The bytes of a compressed file, or of a member of a compressed archive."""
     if member is None:
         return gzip.decompress(packed)
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:

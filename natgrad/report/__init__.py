@@ -1,3 +1,3 @@
-"""A report on a problem: one web page that needs no network, and its numbers as JSON and CSV."""
+"""Write a report: one web page that needs no network, with its numbers as JSON and CSV beside it."""
 
 from natgrad.report.files import write_report as write_report

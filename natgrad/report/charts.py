@@ -1,17 +1,19 @@
-"""Charts: what is drawn, for `page.js` to draw in the colours of the page, and the same numbers as a table."""
+"""Charts of a report: a description that `page.js` draws in the colours of the page, and the numbers as a table."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from natgrad.report.html import Html, capitalised, count, element, folded, join, number, seconds, table
 
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
-LINES = 8
+# How many colours `page.css` defines for lines.
+COLOURS = 8
 
 
 class Chart(NamedTuple):
-    """A chart: the description that `page.js` draws, a sentence for those who cannot see it, and its numbers."""
+    """A chart: the description that `page.js` draws, a sentence for screen readers, and the numbers as a table."""
 
     description: dict[str, Any]
     label: str
@@ -21,12 +23,12 @@ class Chart(NamedTuple):
         """The place of the chart on the page."""
         plot = element("div", " ", class_="plot", id=self.description["id"], role="img", aria_label=self.label)
         legend = Html('<div class="legend" role="group" aria-label="Lines of the chart"></div>')
-        folds = folded("The numbers as a table", self.numbers)
+        folds = folded("Show the numbers", self.numbers)
         return element("figure", join([element("figcaption", caption), plot, legend, folds]))
 
 
 def loss_chart(report: dict[str, Any]) -> Chart | None:
-    """Loss of every method against steps or seconds, on the training or the held-out examples."""
+    """The loss of every method against steps or seconds, on training or held-out examples."""
     methods = _with_curves(report)
     held_out = any(point["held_out_loss"] is not None for method in methods for point in method["curve"])
     heights = {"training": "Training loss"} | ({"held_out": "Held-out loss"} if held_out else {})
@@ -39,12 +41,16 @@ def loss_chart(report: dict[str, Any]) -> Chart | None:
     if not losses:
         return None
     description = _chart("loss", lines, heights)
-    # Zero has no logarithm and drops out of the chart; with losses below zero a linear axis is the honest one.
+    # A logarithmic axis leaves out a loss of zero, which is tolerable; losses below zero need a linear axis.
     description["y_scales"] = ["log", "linear"] if min(losses) >= 0 < max(losses) else ["linear"]
     if report["target"] and report["target"]["loss"] is not None:
         description["level"] = {"value": report["target"]["loss"], "name": "target"}
     columns = ["Training loss", "Held-out loss"][: 1 + held_out]
-    numbers = _curve_table("Loss along the way", report, columns, lambda p: [p["loss"], p["held_out_loss"]])
+
+    def losses_at(point: dict[str, Any]) -> list[Any]:
+        return [point["loss"], point["held_out_loss"]][: len(columns)]
+
+    numbers = _curve_table("Loss by step", report, columns, losses_at)
     ends = [f"{method['name']} ends at {number(method['final_loss'])}" for method in methods]
     return Chart(description, f"Line chart of the loss against steps or seconds. {'; '.join(ends)}.", numbers)
 
@@ -52,12 +58,16 @@ def loss_chart(report: dict[str, Any]) -> Chart | None:
 def metric_chart(report: dict[str, Any], position: int) -> Chart | None:
     """One metric of every method against steps or seconds."""
     name = report["problem"]["metrics"][position]
-    methods = [m for m in _with_curves(report) if any(p["metrics"].get(name) is not None for p in m["curve"])]
+
+    def values(method: dict[str, Any]) -> list[Any]:
+        return [point["metrics"].get(name) for point in method["curve"]]
+
+    methods = [method for method in _with_curves(report) if any(value is not None for value in values(method))]
     if not methods:
         return None
-    lines = [_curve(report, m, {"metric": [p["metrics"].get(name) for p in m["curve"]]}) for m in methods]
+    lines = [_curve(report, method, {"metric": values(method)}) for method in methods]
     description = _chart(f"metric-{position}", lines, {"metric": capitalised(name)})
-    numbers = _curve_table(f"{name} along the way", report, [name], lambda p: [p["metrics"].get(name)])
+    numbers = _curve_table(f"{name} by step", report, [name], lambda point: [point["metrics"].get(name)])
     ends = [f"{method['name']} ends at {number(method['final_metrics'].get(name))}" for method in methods]
     return Chart(description, f"Line chart of {name} against steps or seconds. {'; '.join(ends)}.", numbers)
 
@@ -100,9 +110,9 @@ def spectrum_chart(points: list[dict[str, Any]]) -> Chart | None:
         return None
     description = _chart("spectrum", lines, {"eigenvalue": "Eigenvalue"}, {"index": "Index"})
     description |= {"x_scale": "log", "y_scales": ["log"]}
-    longest = max(len(point["spectrum"]) for point in columns)
-    cell = lambda point, k: number(point["spectrum"][k]) if k < len(point["spectrum"]) else ""
-    rows = ([count(k + 1), *(cell(point, k) for point in columns)] for k in range(longest))
+    # An empty cell where the spectrum of one point is shorter than the spectrum of another.
+    spectra = itertools.zip_longest(*(map(number, point["spectrum"]) for point in columns), fillvalue="")
+    rows = ([count(k), *eigenvalues] for k, eigenvalues in enumerate(spectra, start=1))
     header = ["Index", *(point["name"] for point in columns)]
     names = ", ".join(point["name"] for point in columns)
     label = f"Eigenvalues of the metric against their index, both axes logarithmic: {names}."
@@ -123,20 +133,22 @@ def angle_chart(approximations: list[dict[str, Any]]) -> Chart | None:
     description["kind"] = "bar"
     angles = "; ".join(f"{row['structure']} {row['point']} {number(row['angle'])}" for row in shown)
     rows = [[row["structure"], row["point"], f"{number(row['angle'])}°"] for row in shown]
-    numbers = table("Angles to the exact step", ["Structure", "At", "Angle"], rows, [2])
+    numbers = table("Angles to the exact step", ["Structure", "Parameters", "Angle"], rows, [2])
     return Chart(description, f"Bar chart of angles to the exact step, in degrees: {angles}.", numbers)
 
 
 def rated_runs(method: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
-    """The runs of a sweep that have a learning rate, with it, from the smallest to the largest."""
-    runs = ((run["settings"].get("learning_rate"), run) for run in method["sweep"])
-    is_rate = lambda value: isinstance(value, int | float) and value > 0
-    return sorted((pair for pair in runs if is_rate(pair[0])), key=lambda pair: pair[0])
+    """The runs of a learning-rate sweep, each after its learning rate, from the smallest to the largest."""
+    runs = [(run["settings"].get("learning_rate"), run) for run in method["sweep"]]
+    rated = [(rate, run) for rate, run in runs if isinstance(rate, int | float) and rate > 0]
+    return sorted(rated, key=lambda pair: pair[0])
 
 
 def _short(settings: dict[str, Any]) -> str:
-    shown = lambda value: number(value) if isinstance(value, float | None) else str(value)
-    written = {name: shown(value) for name, value in settings.items()}
+    """The settings of a run in a cell: the learning rate, or else all of them."""
+    written = {
+        name: number(value) if isinstance(value, float | None) else str(value) for name, value in settings.items()
+    }
     return written.get("learning_rate") or ", ".join(f"{name} {value}" for name, value in written.items())
 
 
@@ -157,11 +169,11 @@ def _chart(anchor: str, lines: list[Any], heights: dict[str, str], axes: dict[st
 
 
 def _line(group: str, position: int, name: str, is_solid: bool, x: dict[str, list[Any]]) -> dict[str, Any]:
-    """A line. Its look follows from its position, so that a method looks the same in all charts."""
+    """A line of a chart. Its colour and marks follow from its position, so a method looks the same in all charts."""
     return {
         "key": f"{group}-{position}",
         "name": name,
-        "colour": position % LINES,
+        "colour": position % COLOURS,
         "dash": "solid" if is_solid else DASHES[position % len(DASHES)],
         "symbol": SYMBOLS[position % len(SYMBOLS)],
         "frames": True,
@@ -170,6 +182,7 @@ def _line(group: str, position: int, name: str, is_solid: bool, x: dict[str, lis
 
 
 def _curve(report: dict[str, Any], method: dict[str, Any], heights: dict[str, list[Any]]) -> dict[str, Any]:
+    """The line of a method against steps and seconds."""
     # By identity: two methods may be equal in all their fields.
     position = next(k for k, other in enumerate(report["methods"]) if other is method)
     x = {axis: [point[axis] for point in method["curve"]] for axis in ("step", "seconds")}
@@ -177,9 +190,12 @@ def _curve(report: dict[str, Any], method: dict[str, Any], heights: dict[str, li
     return line | {"y": heights, "frames": method["status"] not in ("diverged", "failed")}
 
 
-def _curve_table(caption: str, report: dict[str, Any], columns: list[str], values: Any) -> Html:
+def _curve_table(
+    caption: str, report: dict[str, Any], columns: list[str], values: Callable[[dict[str, Any]], list[Any]]
+) -> Html:
+    """The points of all curves, one a row; `values` returns the cells of `columns` for a point."""
     rows: Iterable[list[str]] = (
-        [method["name"], count(point["step"]), seconds(point["seconds"]), *map(number, values(point)[: len(columns)])]
+        [method["name"], count(point["step"]), seconds(point["seconds"]), *map(number, values(point))]
         for method in report["methods"]
         for point in method["curve"]
     )

@@ -1,4 +1,4 @@
-"""The files of a report, each written whole or not at all."""
+"""Write the files of a report. Each is written whole or not at all."""
 
 import csv
 import io
@@ -13,6 +13,7 @@ import numpy as np
 from natgrad._files import write_whole
 from natgrad.report.page import page
 
+# Columns of `methods.csv`, before settings and metrics.
 FIELDS = (
     "name",
     "kind",
@@ -30,10 +31,10 @@ FIELDS = (
 
 
 def write_report(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Write `report.html`, `report.json`, `methods.csv` and `curves.csv` to a folder, made if need be.
+    """Write `report.html`, `report.json`, `methods.csv` and `curves.csv` to a folder, which is created if needed.
 
-    The fields of a report are those of `schema.json` beside this file. The page holds all it needs and links to the
-    other three. Numbers that are not finite are left out: null in the JSON, empty in the CSV. Needs plotly."""
+    `schema.json` beside this file describes the fields of `report`. The page links to the other three files. Numbers
+    that are not finite become null in the JSON and empty in the CSV. Needs plotly."""
     report = finite(report)
     contents = {
         "report.html": page(report),
@@ -45,7 +46,7 @@ def write_report(report: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def finite(value: Any) -> Any:
-    """The value in the types of JSON, with `None` for every number that is not finite."""
+    """A value in the types of JSON, with `None` for numbers that are not finite."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Numbers, text and tables as HTML."""
+"""Numbers, text and tables as HTML. Text is escaped unless it is of the type `Html`."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -10,23 +10,23 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Html(str):
-    """Text that is HTML already. All other text is escaped on its way to the page."""
+    """Text that is HTML already and is not escaped again."""
 
 
 def escape(text: Any) -> Html:
-    """Text for a page, or an en dash where there is none."""
+    """Text as HTML, with an en dash for `None`."""
     if isinstance(text, Html):
         return text
     return Html(DASH if text is None else html.escape(str(text)))
 
 
 def join(parts: Iterable[Any], between: str = "") -> Html:
-    """The parts that are not empty, escaped."""
+    """The parts that are not empty, escaped and joined."""
     return Html(between.join(escape(part) for part in parts if part != ""))
 
 
 def capitalised(text: str) -> str:
-    """The text with a capital first letter, and the others as they are."""
+    """The text with a capital first letter. `str.capitalize` would lower the others."""
     return text[:1].upper() + text[1:]
 
 
@@ -44,12 +44,12 @@ def number(value: float | None) -> str:
         return DASH
     digits, exponent = f"{value:.2e}".split("e")
     if value == 0 or -4 < int(exponent) < 6:
-        # Through Decimal, which prints 0.000123 and 123000 without an exponent.
-        shown = f"{Decimal(f'{value:.2e}'):,f}"
-        shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
+        # Decimal prints 0.000123 and 123000 without an exponent.
+        text = f"{Decimal(f'{value:.2e}'):,f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
     else:
-        shown = f"{digits.rstrip('0').rstrip('.')}×10{str(int(exponent)).translate(SUPERSCRIPTS)}"
-    return shown.replace("-", "−")
+        text = f"{digits.rstrip('0').rstrip('.')}×10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+    return text.replace("-", "−")
 
 
 def count(value: int | None) -> str:
@@ -58,7 +58,7 @@ def count(value: int | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A time, in seconds or in the unit below that suits it."""
+    """A time in seconds, milliseconds or microseconds."""
     if value is None:
         return DASH
     for least, factor, unit in ((0.5, 1, "s"), (5e-4, 1e3, "ms")):
@@ -69,24 +69,26 @@ def seconds(value: float | None) -> str:
 
 def settings(values: dict[str, Any]) -> Html:
     """Settings of a method, one below the other."""
-    shown = [
-        (name.replace("_", " "), number(value) if isinstance(value, float) else value) for name, value in values.items()
-    ]
-    return join((element("span", join([f"{name} ", element("code", value)])) for name, value in shown), "<br>")
+    lines = []
+    for name, value in values.items():
+        code = element("code", number(value) if isinstance(value, float) else value)
+        lines.append(element("span", join([f"{name.replace('_', ' ')} ", code])))
+    return join(lines, "<br>")
 
 
 def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Any]], numeric: Iterable[int] = ()) -> Html:
-    """A table that scrolls inside its own box. The first column names the row, `numeric` ones stand to the right, and
-    those with nothing in them are left out."""
+    """A table that scrolls inside its own box.
+
+    The first column names the row, the columns `numeric` are aligned right, and empty columns are left out."""
     rows = list(rows)
     if not rows:
         return Html()
-    kept = [k for k in range(1, len(header)) if any(row[k] != "" for row in rows)]
-    side = {k: ' class="number"' if k in set(numeric) else "" for k in (0, *kept)}
-    names = [f'<th scope="col"{side[k]}>{escape(header[k])}</th>' for k in (0, *kept)]
+    columns = [k for k in range(1, len(header)) if any(row[k] != "" for row in rows)]
+    align = {k: ' class="number"' if k in set(numeric) else "" for k in (0, *columns)}
+    names = [f'<th scope="col"{align[k]}>{escape(header[k])}</th>' for k in (0, *columns)]
     lines = [
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{side[k]}>{escape(row[k])}</td>" for k in kept)
+        + "".join(f"<td{align[k]}>{escape(row[k])}</td>" for k in columns)
         + "</tr>"
         for row in rows
     ]
@@ -98,11 +100,11 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Any]], nu
 
 
 def folded(summary: str, content: Html) -> Html:
-    """Content that opens on request."""
+    """Content that opens with a click on its summary."""
     return element("details", join([element("summary", summary), content])) if content else Html()
 
 
 def section(anchor: str, title: str, *content: Any) -> Html:
-    """A part of the page, or nothing if it has no content."""
+    """A section of the page, or nothing if it has no content."""
     body = join(content)
     return element("section", join([element("h2", title), body]), id=anchor) if body else Html()

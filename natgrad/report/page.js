@@ -5,11 +5,11 @@
   const choice = { x: "step", y: "training", scale: "log" };
   const hidden = new Set();
   const PAPER_WIDTH = 660;
-  let onScreen = null; // what to go back to after printing
+  let onScreen = null; // the theme to restore after printing
   const root = document.documentElement;
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 
-  // Properties of CSS keep `light-dark(…)` as it is written; the colour of an element is one of the two.
+  // A CSS property holds `light-dark(…)` unresolved; the computed colour of an element is resolved.
   const probe = document.body.appendChild(document.createElement("span"));
   probe.hidden = true;
   const colour = (name) => {
@@ -17,7 +17,7 @@
     return getComputedStyle(probe).color;
   };
 
-  // Plotly reads a few HTML tags in its text.
+  // Plotly interprets a few HTML tags in its text.
   const escape = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
   const number = (value) => {
@@ -78,7 +78,7 @@
     };
   };
 
-  // The range of the lines that stay in bounds, where others would stretch the axis out of use.
+  // The range of the runs that did not diverge: the others would stretch the axis.
   const calmRange = (chart, scale) => {
     const shown = chart.lines.filter((line) => !hidden.has(line.key));
     const calm = shown.filter((line) => line.frames);
@@ -134,7 +134,7 @@
       xaxis: {
         ...axis,
         type: chart.x_scale,
-        // Few enough that a logarithmic axis labels its powers of ten alone.
+        // Few enough for a logarithmic axis to label powers of ten only.
         nticks: chart.x_scale === "log" ? 4 : 0,
         tickformat: chart.x_scale === "log" ? "~g" : "",
         zeroline: isBar,
@@ -152,7 +152,7 @@
       hovermode: "closest",
       hoverdistance: 30,
       hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("rule"), font: label, align: "left" },
-      // Where a finger scrolls the page, it must not draw a box.
+      // On touch screens a drag scrolls the page.
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       modebar: { color: colour("quiet"), activecolor: colour("accent"), bgcolor: "rgba(0,0,0,0)" },
       ...levelLine(chart, scale),
@@ -162,7 +162,7 @@
   const config = {
     displaylogo: false,
     responsive: true,
-    // By name, since Plotly's own choice has a button that sends the chart to its server.
+    // Named one by one: Plotly's default includes a button that uploads the chart to its server.
     modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]],
     showSendToCloud: false,
     plotlyServerURL: "",

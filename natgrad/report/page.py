@@ -10,21 +10,21 @@ from natgrad.report.html import DASH, Html, count, element, escape, join, second
 from natgrad.report.sections import curve_section, geometry_section, method_section, sweep_section
 
 HOW_TO_READ = (
-    "Seconds are those of the steps alone: compilation and the evaluation of losses and metrics are left out. "
-    "Compilation is paid once a process and has its own column.",
-    "A method reaches the target at the first point of its curve that is at or below it. Curves have a point every few "
+    "Seconds count the steps only, without compilation and without the evaluation of losses and metrics. Compilation "
+    "happens once a process and has its own column.",
+    "A method reaches the target at the first point of its curve at or below the target. Curves have a point every few "
     "steps, so steps and time to the target are rounded up to the next point.",
-    "Times are those of one machine, and of one run with one seed. Differences of a few per cent mean nothing.",
+    "Times were measured in one run with one random seed on one computer. Differences of a few per cent are noise.",
 )
 
 
 def page(report: dict[str, Any]) -> str:
-    """The report as a page that needs no network. All its numbers are finite or `None`."""
+    """The report as a page that needs no network. All numbers in `report` must be finite or `None`."""
     from plotly.offline import get_plotlyjs
 
     loss, sweep = loss_chart(report), sweep_chart(report)
-    places = range(len(report["problem"]["metrics"]))
-    metrics = [chart for place in places if (chart := metric_chart(report, place))]
+    positions = range(len(report["problem"]["metrics"]))
+    metrics = [chart for position in positions if (chart := metric_chart(report, position))]
     geometry = report["geometry"] or {"points": [], "approximations": []}
     spectrum = spectrum_chart(geometry["points"])
     angles = angle_chart(geometry["approximations"])
@@ -35,7 +35,7 @@ def page(report: dict[str, Any]) -> str:
             method_section(report),
             sweep_section(sweep),
             geometry_section(report, spectrum, angles),
-            _recommended(report["recommended"]),
+            _recommendations(report["recommended"]),
             _environment(report),
         ]
     )
@@ -55,15 +55,16 @@ def _read(name: str) -> str:
 
 
 def _inline(value: Any) -> str:
-    """JSON inside a `<script>`, in which nothing can end the script."""
+    """JSON for inside a `<script>`, with `<` escaped so that no text can end the script."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _header(report: dict[str, Any]) -> Html:
+    """Name of the problem, facts, verdict, and a warning if the results are partial."""
     problem = report["problem"]
     statuses = {
-        "interrupted": "The run was interrupted: what follows is what there was by then.",
-        "out of time": "The run ran out of time: what follows is what there was by then.",
+        "interrupted": "The run was interrupted; results are partial.",
+        "out of time": "Time limit reached; results are partial.",
     }
     status = statuses.get(report["status"], "")
     return join(
@@ -79,19 +80,19 @@ def _header(report: dict[str, Any]) -> Html:
 
 
 def _facts(report: dict[str, Any]) -> dict[str, Any]:
-    problem, chosen = report["problem"], report["settings"]
+    problem, options = report["problem"], report["settings"]
     return {
         "Parameters": count(problem["parameters"]),
-        "Examples": count(problem["examples"]),
-        "Held out": count(problem["held_out_examples"]),
-        "Batch": "all" if problem["batch_size"] is None else count(problem["batch_size"]),
+        "Training examples": count(problem["examples"]),
+        "Held-out examples": count(problem["held_out_examples"]),
+        "Batch size": "all" if problem["batch_size"] is None else count(problem["batch_size"]),
         "Objective": problem["objective"],
         "Precision": problem["precision"],
-        "Steps": count(chosen["steps"]),
-        "Budget": seconds(chosen["seconds"]),
-        "Seed": chosen["seed"],
-        "Took": seconds(report["seconds"]["total"]),
-        "Compiling": seconds(report["seconds"]["compilation"]),
+        "Steps": count(options["steps"]),
+        "Time limit": seconds(options["seconds"]),
+        "Random seed": options["seed"],
+        "Total time": seconds(report["seconds"]["total"]),
+        "Compilation": seconds(report["seconds"]["compilation"]),
     }
 
 
@@ -99,7 +100,8 @@ def _fact(name: str, value: Any) -> Html:
     return Html() if value in (None, DASH) else element("div", join([element("dt", name), element("dd", value)]))
 
 
-def _recommended(recommended: list[dict[str, Any]]) -> Html:
+def _recommendations(recommended: list[dict[str, Any]]) -> Html:
+    """The methods to use, with code to copy."""
     cards = [
         element(
             "article",
@@ -113,7 +115,7 @@ def _recommended(recommended: list[dict[str, Any]]) -> Html:
         )
         for choice in recommended
     ]
-    return section("recommended", "Recommended", *cards)
+    return section("recommended", "Recommended methods", *cards)
 
 
 def _code(code: str) -> Html:
@@ -125,19 +127,20 @@ def _copy_button() -> Html:
 
 
 def _environment(report: dict[str, Any]) -> Html:
+    """How the numbers were measured, versions and hardware, and links to the other files."""
     names = {"python": "Python", "jax": "JAX", "devices": "Devices", "platform": "Platform", "processors": "Processors"}
     facts = {"natgrad": report["natgrad"]} | {name: report["environment"][key] for key, name in names.items()}
     links = [
-        ("report.json", "everything on this page"),
-        ("methods.csv", "one row a method"),
-        ("curves.csv", "one row a point of a curve"),
+        ("report.json", "all numbers and texts of this page"),
+        ("methods.csv", "one row for each method"),
+        ("curves.csv", "one row for each point of a curve"),
     ]
     files = [element("li", join([element("a", name, href=name), f": {about}"])) for name, about in links]
     return section(
         "about",
-        "About these numbers",
+        "How the numbers were measured",
         element("ul", join(element("li", line) for line in HOW_TO_READ)) if report["methods"] else "",
         element("dl", join(_fact(name, value) for name, value in facts.items()), class_="facts"),
-        element("p", "The numbers are beside this page, for other programs to read:"),
+        element("p", "The same numbers for other programs, in files beside this page:"),
         element("ul", join(files)),
     )

@@ -1,45 +1,48 @@
-"""Sections on the methods: curves, table and sweep."""
+"""Sections of a report: loss curves, table of methods, learning-rate sweep, and geometry."""
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from natgrad._text import size
 from natgrad.report.charts import Chart
 from natgrad.report.html import Html, capitalised, count, element, join, number, seconds, section, settings, table
 
-# A metric with another name has no best value, since nothing says which way it improves.
+# Metrics with other names get no mark for the best value: nothing says whether higher or lower is better.
 HIGHER_IS_BETTER = {"accuracy", "auc", "elbo", "explained variance", "f1", "precision", "r2", "recall"}
 LOWER_IS_BETTER = {"error", "mae", "mse", "nll", "perplexity", "relative error", "rmse", "root mean squared error"}
 
 
 class Column(NamedTuple):
-    """A column of numbers: its title, the value of a method, how it is written, and the best of several values."""
+    """A column of the table of methods.
+
+    `value` reads the number of a method from the report, `form` writes it, and `best` chooses among several."""
 
     title: str
     value: Callable[[dict[str, Any]], Any]
-    written: Callable[[Any], str]
+    form: Callable[[Any], str]
     best: Callable[[list[Any]], Any] | None = min
 
 
 def curve_section(report: dict[str, Any], loss: Chart | None, metrics: list[Chart]) -> Html:
-    """The loss and the metrics along the way, with the buttons that choose the axes."""
+    """Curves of the loss and of the metrics, with buttons to choose the axes."""
     if loss is None:
         return Html()
     description = loss.description
     buttons = [_buttons("x", "Horizontal axis", description["x"])]
     if len(description["y"]) > 1:
-        buttons.append(_buttons("y", "Examples", {"training": "Training", "held_out": "Held-out"}))
+        buttons.append(_buttons("y", "Data", {"training": "Training", "held_out": "Held-out"}))
     if len(description["y_scales"]) > 1:
-        buttons.append(_buttons("scale", "Scale of the loss", {"log": "Log", "linear": "Linear"}))
+        buttons.append(_buttons("scale", "Loss axis", {"log": "Log", "linear": "Linear"}))
     caption = ""
     if {method["kind"] for method in report["methods"]} == {"natural", "first-order"}:
-        caption = "Natural-gradient methods are solid lines, first-order methods broken ones. "
+        caption = "Solid lines: natural-gradient methods; broken lines: first-order methods. "
     if "level" in description:
-        caption += f"The thin line is the target, {number(report['target']['loss'])}: {report['target']['source']}."
+        caption += f"Thin line: the target loss of {number(report['target']['loss'])}, {report['target']['source']}."
     figures = [chart.figure() for chart in metrics]
     return section(
         "curves",
-        "Along the way",
+        "Loss curves",
         element("div", join(buttons), class_="toolbar"),
         loss.figure(caption),
         element("div", join(figures), class_="pair"),
@@ -47,20 +50,20 @@ def curve_section(report: dict[str, Any], loss: Chart | None, metrics: list[Char
 
 
 def method_section(report: dict[str, Any]) -> Html:
-    """The table of methods, the best value of each column marked."""
+    """The table of methods, with the best value of each column marked."""
     methods = report["methods"]
-    columns = [column for column in _columns(report) if any(column.value(m) is not None for m in methods)]
+    columns = [column for column in _columns(report) if any(column.value(method) is not None for method in methods)]
     best = [_best(column, methods) for column in columns]
     rows = []
     for method in methods:
         cells = [
             _mark(text) if text == best_text else text
             for column, best_text in zip(columns, best, strict=True)
-            for text in [column.written(column.value(method))]
+            for text in [column.form(column.value(method))]
         ]
-        chosen = element("div", settings(method["settings"]), class_="settings")
+        details = element("div", settings(method["settings"]), class_="settings")
         outcome = element("div", join([_status(method), element("small", method["note"])], " "), class_="note")
-        rows.append([_title(method), chosen, *cells, outcome])
+        rows.append([_title(method), details, *cells, outcome])
     header = ["Method", "Settings", *(column.title for column in columns), "Status"]
     content = table("Methods", header, rows, range(2, 2 + len(columns)))
     legend = Html('<p class="quiet"><span class="star">★</span> marks the best value of a column.</p>')
@@ -73,33 +76,33 @@ def sweep_section(chart: Chart | None) -> Html:
         return Html()
     return section(
         "rates",
-        "Learning rates",
-        element("p", "Each first-order method is run with several learning rates, and the best one is compared above."),
-        chart.figure("Lowest loss against the learning rate. A hollow mark is a run that did not complete."),
+        "Learning-rate sweep",
+        element("p", "Each first-order method ran with several learning rates; its best run is in the table above."),
+        chart.figure("Lowest loss against the learning rate. Hollow marks: runs that did not complete."),
     )
 
 
 def _columns(report: dict[str, Any]) -> list[Column]:
-    columns = [
-        Column("Steps to target", lambda m: m["steps_to_target"], count),
-        Column("Time to target", lambda m: m["seconds_to_target"], seconds),
-        Column("Final loss", lambda m: m["final_loss"], number),
-        Column("Held-out loss", lambda m: m["final_held_out_loss"], number),
-    ]
-    for name in report["problem"]["metrics"]:
-        best = max if name.lower() in HIGHER_IS_BETTER else min if name.lower() in LOWER_IS_BETTER else None
-        columns.append(Column(capitalised(name), lambda m, name=name: m["final_metrics"].get(name), number, best))
     return [
-        *columns,
-        Column("Time a step", lambda m: m["seconds_per_step"], seconds),
-        Column("Compilation", lambda m: m["compilation"], seconds),
+        Column("Steps to target", itemgetter("steps_to_target"), count),
+        Column("Time to target", itemgetter("seconds_to_target"), seconds),
+        Column("Final loss", itemgetter("final_loss"), number),
+        Column("Final held-out loss", itemgetter("final_held_out_loss"), number),
+        *(_metric_column(name) for name in report["problem"]["metrics"]),
+        Column("Time per step", itemgetter("seconds_per_step"), seconds),
+        Column("Compilation", itemgetter("compilation"), seconds),
     ]
+
+
+def _metric_column(name: str) -> Column:
+    best = max if name.lower() in HIGHER_IS_BETTER else min if name.lower() in LOWER_IS_BETTER else None
+    return Column(capitalised(name), lambda method: method["final_metrics"].get(name), number, best)
 
 
 def _best(column: Column, methods: list[dict[str, Any]]) -> str:
-    """The best value of a column as it is written, if there are different ones to choose from."""
+    """The best value of a column as text, or nothing if all values are equal."""
     values = [value for method in methods if (value := column.value(method)) is not None]
-    return column.written(column.best(values)) if column.best and len(set(values)) > 1 else ""
+    return column.form(column.best(values)) if column.best and len(set(values)) > 1 else ""
 
 
 def _mark(text: str) -> Html:
@@ -108,7 +111,7 @@ def _mark(text: str) -> Html:
 
 
 def _title(method: dict[str, Any]) -> Html:
-    """Name and kind of a method, and its status where that is not as it should be."""
+    """Name and kind of a method, and its status if it did not complete."""
     status = "" if method["status"] == "complete" else element("small", _status(method))
     return join([method["name"], element("small", method["kind"]), status], " ")
 
@@ -127,47 +130,48 @@ def _buttons(name: str, label: str, choices: dict[str, str]) -> Html:
     return element("div", join([title, element("div", join(buttons), role="group", aria_label=label)]), class_="choice")
 
 
-APPROXIMATIONS = ("Structure", "At", "Angle", "Length", "Predicted decrease", "Actual decrease", "Note")
+APPROXIMATIONS = ("Structure", "Parameters", "Angle", "Length", "Predicted decrease", "Actual decrease", "Note")
 
 
 def geometry_section(report: dict[str, Any], spectrum: Chart | None, angles: Chart | None) -> Html:
-    """What the metric looks like, and how well its approximations do."""
+    """Rank and spectrum of the metric, the quality of its approximations, and the block of every parameter."""
     geometry = report["geometry"]
     if geometry is None:
-        left_out = join(["It was not looked at. ", element("code", "natgrad inspect"), " does."])
-        return section("geometry", "Geometry", element("p", left_out))
+        advice = join(["Not examined in this run. Run ", element("code", "natgrad inspect"), " to examine it."])
+        return section("geometry", "Geometry", element("p", advice))
     parameters = report["problem"]["parameters"]
     sentences = [element("li", _rank(point, parameters)) for point in geometry["points"]]
     return section(
         "geometry",
         "Geometry",
         element("ul", join(sentences), class_="points"),
-        spectrum.figure("Eigenvalues of the metric that are not rounding, from the largest to the smallest.")
+        spectrum.figure("Eigenvalues of the metric above numerical precision, from the largest to the smallest.")
         if spectrum
         else "",
         _approximations(geometry, angles),
-        _structure(geometry["structure"]),
+        _block_table(geometry["structure"]),
     )
 
 
 def _rank(point: dict[str, Any], parameters: int | None) -> Html:
+    """Rank, nullity and condition number of the metric at a point, in words."""
     name = element("strong", capitalised(point["name"]))
     if point["rank"] is None:
-        return join([name, ": the rank is not known."])
+        return join([name, ": rank not known."])
     plural = "" if point["examples"] == 1 else "s"
     examples = f" on {count(point['examples'])} example{plural}" if point["examples"] else ""
     text = f": rank {count(point['rank'])} of {count(parameters)} parameters{examples}."
     if point["nullity"]:
-        text += f" To first order, {count(point['nullity'])} directions of the parameters leave the outputs alone."
+        text += f" {count(point['nullity'])} directions of the parameters do not change the outputs, to first order."
     if point["is_limited_by_examples"]:
-        text += f" With so few examples it is at most {count(len(point['spectrum']))}; with more it may be higher."
+        text += f" The examples limit the rank to {count(len(point['spectrum']))}; with more data it may be larger."
     if point["condition"] is not None:
-        text += f" Above the cutoff the condition number is {number(point['condition'])}."
+        text += f" The condition number is {number(point['condition'])} (eigenvalues above the cutoff)."
     if point["is_proper"] is not None:
         text += {
-            True: " Nearby it is no larger: the point is proper, as far as that shows.",
-            False: " Nearby it is larger: the point is not proper, and some directions of the model are out of reach "
-            "from here.",
+            True: " The rank does not grow nearby: no singularity detected.",
+            False: " The rank is larger nearby: these parameters are a singularity of the model, where some changes of "
+            "the outputs are out of reach of a small step.",
         }[point["is_proper"]]
     return join([name, text])
 
@@ -177,17 +181,18 @@ def _approximations(geometry: dict[str, Any], angles: Chart | None) -> Html:
     if not rows:
         return Html()
     words = (
-        "Angle and length compare the step with the exact natural-gradient step, in the damped metric: 0° and 1 are "
-        "the exact step. The decreases are those of the loss after a step of the length that the quadratic model finds "
-        f"best, as that predicts it and as it turned out. {_dampings(geometry['points'])}"
+        "Angle and length compare the step with the exact natural-gradient step, in the damped metric: the exact step "
+        "has angle 0° and length 1. Predicted and actual decrease of the loss are for the step length that minimises "
+        f"the quadratic model. {_dampings(geometry['points'])}"
     )
-    chart = angles.figure("Angles to the exact step; shorter is better.") if angles else ""
+    chart = angles.figure("Angle to the exact step: smaller is better.") if angles else ""
     return join([element("h3", "Approximations"), element("p", words), rows, chart])
 
 
 def _dampings(points: list[dict[str, Any]]) -> str:
-    known = [f"{number(point['damping'])} {point['name']}" for point in points if point["damping"] is not None]
-    return f"All are damped by {', '.join(known)}." if known else ""
+    """The damping at every point."""
+    dampings = [f"{number(point['damping'])} {point['name']}" for point in points if point["damping"] is not None]
+    return f"Damping of all steps: {', '.join(dampings)}." if dampings else ""
 
 
 def _approximation_table(approximations: list[dict[str, Any]]) -> Html:
@@ -206,7 +211,8 @@ def _approximation_table(approximations: list[dict[str, Any]]) -> Html:
     return table("Approximations to the metric", APPROXIMATIONS, rows, range(2, 6))
 
 
-def _structure(blocks: list[dict[str, Any]]) -> Html:
+def _block_table(blocks: list[dict[str, Any]]) -> Html:
+    """The block of every parameter."""
     rows = [
         [
             element("code", block["path"]),
@@ -224,7 +230,7 @@ def _structure(blocks: list[dict[str, Any]]) -> Html:
     ]
     if not rows:
         return Html()
-    header = ("Parameter", "Shape", "Uses", "Structure", "Factors", "Numbers", "Memory", "Note")
+    header = ("Parameter", "Shape", "Uses", "Block", "Factors", "Entries", "Memory", "Note")
     return join([element("h3", "Blocks of the metric"), table("Blocks of the metric", header, rows, (2, 5, 6))])
 
 
