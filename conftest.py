@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 # Nearly all the time of the tests is compilation, and the code is run once: a third is saved by not optimising it,
-# and a third of the rest by the older code generator. The compatibility tests do optimise, with the newer one.
+# and a third of the rest by the older code generator. The runs of the Makefile with `XLA_FLAGS=` compile as users do.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
