@@ -20,13 +20,15 @@ browser:  ## a browser for the tests of the report, where this machine can insta
 
 test: .venv/.stamp  ## tests, and every code block of the README and the docs
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile README.md docs  # the blocks of a page share a namespace
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests  # the tests of a file share compiled functions
 
-test-slow: .venv/.stamp  ## the tests left out of `make test`, with types checked at run time
-	XLA_FLAGS= $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow --jaxtyping-packages=natgrad,beartype.beartype tests
+# Optimised code costs three times the time, so only the laws that depend on the compiler's choice of kernels get it.
+test-slow: .venv/.stamp  ## the tests left out of `make test`, with types checked at run time; float32 laws optimised
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m slow --jaxtyping-packages=natgrad,beartype.beartype tests
+	XLA_FLAGS= $(BIN)/pytest -n $(WORKERS) -m "" tests/test_single_precision.py
 
 test-oldest: .venv-oldest/.stamp  ## the compatibility tests on the oldest supported versions
-	XLA_FLAGS= .venv-oldest/bin/pytest -n $(WORKERS) -m compat tests
+	XLA_FLAGS= .venv-oldest/bin/pytest -n $(WORKERS) --dist loadfile -m compat tests
 
 test-newest:  ## the same on the newest Python and JAX to be found
 	@python=$$($(newest_python)); \
@@ -34,7 +36,7 @@ test-newest:  ## the same on the newest Python and JAX to be found
 		echo "test-newest: skipped, no Python 3.12 or newer on PATH or in ~/.pyenv/versions"; \
 	else \
 		$(MAKE) --no-print-directory .venv-newest/.stamp NEWEST="$$python" && \
-		XLA_FLAGS= .venv-newest/bin/pytest -n $(WORKERS) -m compat tests; \
+		XLA_FLAGS= .venv-newest/bin/pytest -n $(WORKERS) --dist loadfile -m compat tests; \
 	fi
 
 lint: .venv/.stamp  ## style and types

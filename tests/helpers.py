@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 from jax.flatten_util import ravel_pytree
 
 import natgrad as ng
@@ -158,12 +159,13 @@ def ravel(tree) -> jax.Array:
 
 
 def flat(tree) -> np.ndarray:
-    return np.asarray(ravel(tree))
+    """The leaves in one vector, by NumPy: nothing is compiled."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def columns(factor) -> np.ndarray:
     """The columns of a factor as a matrix with one row a column."""
-    return np.asarray(jax.vmap(ravel)(factor))
+    return np.concatenate([np.reshape(leaf, (len(leaf), -1)) for leaf in jax.tree.leaves(factor)], axis=1)
 
 
 def assert_close(actual, expected, rtol=1e-10, atol=1e-12) -> None:
@@ -187,9 +189,16 @@ def projection(case: FamilyCase) -> np.ndarray:
     if case.directions == "centred":
         classes = case.eta.shape[-1]
         return np.kron(np.eye(size // classes), np.eye(classes) - 1 / classes)
-    symmetric = lambda leaf: (leaf + jnp.swapaxes(leaf, -1, -2)) / 2 if leaf.ndim == 2 else leaf
-    unravel = ravel_pytree(case.eta)[1]
-    return columns(jax.vmap(lambda e: jax.tree.map(symmetric, unravel(e)))(jnp.eye(size)))
+    parts = [
+        symmetric_part(leaf.shape[-1]) if leaf.ndim == 2 else np.eye(leaf.size) for leaf in jax.tree.leaves(case.eta)
+    ]
+    return scipy.linalg.block_diag(*parts)
+
+
+def symmetric_part(size: int) -> np.ndarray:
+    """The projection of flattened square matrices onto symmetric ones."""
+    swap = np.eye(size**2).reshape(size, size, size, size).swapaxes(0, 1).reshape(size**2, size**2)
+    return (np.eye(size**2) + swap) / 2
 
 
 @eqx.filter_jit

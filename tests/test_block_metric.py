@@ -3,12 +3,13 @@
 import functools
 import re
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_mean, ravel
+from helpers import assert_mean, flat, ravel
 from models import normal
 from zoo import affine, along, integers
 
@@ -59,27 +60,41 @@ def metric(name):
 @pytest.mark.compat
 @pytest.mark.parametrize("name", ["kfac", "ekfac"])
 def test_algebra_is_that_of_the_dense_matrix(name, getkey):
-    K = metric(name)
-    matrix = np.asarray(K.as_matrix())
-    v = jax.tree.map(lambda p: jnp.cos(3 * p), parts()[1])
-    identity = np.eye(len(matrix))
+    v = jax.tree.map(lambda p: np.cos(3 * p), parts()[1])
+
+    @jax.jit
+    def everything(K, v, key):
+        product, inverse = K.mv(v), K.inverse(0.1)
+        return dict(
+            matrix=K.as_matrix(),
+            product=ravel(product),
+            diagonal=ravel(K.diagonal()),
+            trace=K.trace(),
+            root=K.sqrt().as_matrix(),
+            logdets=(K.logdet(0.1), K.logdet()),
+            inverse=inverse.as_matrix(),
+            failures=inverse.failures,
+            pseudo=K.inverse().as_matrix(),
+            back=ravel(inverse.mv(jax.tree.map(lambda a, b: a + 0.1 * b, product, v))),
+            draws=jax.vmap(lambda key: ravel(K.sample(key)))(jax.random.split(key, 4000)),
+        )
+
+    found = SimpleNamespace(**jax.tree.map(np.asarray, everything(metric(name), v, getkey())))
+    matrix, v = found.matrix, flat(v)
+    damped = matrix + 0.1 * np.eye(len(matrix))
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-15)
-    np.testing.assert_allclose(ravel(K.mv(v)), matrix @ ravel(v), rtol=1e-10, atol=1e-14)
-    np.testing.assert_allclose(ravel(K.diagonal()), np.diagonal(matrix), rtol=1e-10, atol=1e-15)
-    np.testing.assert_allclose(K.trace(), np.trace(matrix), rtol=1e-12)
-    root = np.asarray(K.sqrt().as_matrix())
-    np.testing.assert_allclose(root @ root, matrix, atol=1e-12)
-    np.testing.assert_allclose(K.logdet(0.1), np.linalg.slogdet(matrix + 0.1 * identity)[1], rtol=1e-10)
-    assert K.logdet() == -np.inf
-    inverse = K.inverse(0.1)
-    np.testing.assert_allclose(inverse.as_matrix(), np.linalg.inv(matrix + 0.1 * identity), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(found.product, matrix @ v, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(found.diagonal, np.diagonal(matrix), rtol=1e-10, atol=1e-15)
+    np.testing.assert_allclose(found.trace, np.trace(matrix), rtol=1e-12)
+    np.testing.assert_allclose(found.root @ found.root, matrix, atol=1e-12)
+    np.testing.assert_allclose(found.logdets[0], np.linalg.slogdet(damped)[1], rtol=1e-10)
+    assert found.logdets[1] == -np.inf
+    np.testing.assert_allclose(found.inverse, np.linalg.inv(damped), rtol=1e-9, atol=1e-10)
     pseudo = np.linalg.pinv(matrix, rcond=1e-11)
-    np.testing.assert_allclose(K.inverse().as_matrix(), pseudo, atol=1e-6 * np.abs(pseudo).max())
-    assert inverse.failures == 0
-    back = ravel(inverse.mv(jax.tree.map(lambda a, b: a + 0.1 * b, K.mv(v), v)))
-    np.testing.assert_allclose(back, ravel(v), rtol=1e-9)
-    draws = jax.jit(jax.vmap(lambda key: ravel(K.sample(key))))(jax.random.split(getkey(), 4000))
-    assert_mean(draws**2, np.diagonal(matrix))
+    np.testing.assert_allclose(found.pseudo, pseudo, atol=1e-6 * np.abs(pseudo).max())
+    assert found.failures == 0
+    np.testing.assert_allclose(found.back, v, rtol=1e-9)
+    assert_mean(found.draws**2, np.diagonal(matrix))
 
 
 def damped_by_factors(block, damping):
@@ -101,43 +116,43 @@ def damped_by_factors(block, damping):
 
 
 def test_factored_damping_is_the_dense_inverse_of_the_damped_factors():
-    K = metric("kfac")
-    inverse = K.inverse(0.1, factored=True)
-    damped = K.operator.replaced([damped_by_factors(block, 0.1) for block in K.operator.blocks]).as_matrix()
-    np.testing.assert_allclose(inverse.as_matrix(), np.linalg.inv(damped), rtol=1e-9, atol=1e-10)
-    plain = np.linalg.inv(np.asarray(K.as_matrix()) + 0.1 * np.eye(K.in_size()))
-    assert np.abs(plain - inverse.as_matrix()).max() > 1e-3
+    @jax.jit
+    def matrices(K):
+        damped = K.operator.replaced([damped_by_factors(block, 0.1) for block in K.operator.blocks])
+        return K.as_matrix(), damped.as_matrix(), K.inverse(0.1, factored=True).as_matrix()
+
+    matrix, damped, inverse = map(np.asarray, matrices(metric("kfac")))
+    np.testing.assert_allclose(inverse, np.linalg.inv(damped), rtol=1e-9, atol=1e-10)
+    assert np.abs(np.linalg.inv(matrix + 0.1 * np.eye(len(matrix))) - inverse).max() > 1e-3
 
 
 def test_solving_goes_block_by_block():
     K = metric("kfac")
-    covector = jax.tree.map(lambda p: jnp.sin(2 * p), parts()[1])
-    solution = ng.solve(K, covector, damping=0.1)
+    covector = jax.tree.map(lambda p: jnp.asarray(np.sin(2 * p)), parts()[1])
+    solve = lambda K, c, **options: ng.solve(K, c, damping=0.1, **options)
+    solution, dense = jax.jit(lambda K, c: (solve(K, c), solve(K, c, solver=ng.Cholesky())))(K, covector)
     assert solution.solver == "Blockwise, because the metric is made of blocks"
     assert solution.result == ng.RESULTS.successful and solution.stats["residual"] < 1e-10
-    dense = ng.solve(K, covector, damping=0.1, solver=ng.Cholesky())
-    np.testing.assert_allclose(ravel(solution.value), ravel(dense.value), rtol=1e-9)
-    typed = ng.solve(K, ng.Covector(covector), damping=0.1)
-    assert isinstance(typed.value, ng.Vector)
-    assert isinstance(K.inverse(0.1).mv(ng.Covector(covector)), ng.Vector)
+    np.testing.assert_allclose(flat(solution.value), flat(dense.value), rtol=1e-9)
+    typed = jax.eval_shape(lambda K, c: (solve(K, c).value, K.inverse(0.1).mv(c)), K, ng.Covector(covector))
+    assert all(isinstance(value, ng.Vector) for value in typed)
 
 
 def test_single_precision_is_close_and_symmetric():
-    K, exact = build(dtype=np.float32), build()
-    matrix = np.asarray(K.as_matrix())
+    K = build(dtype=np.float32)
+    as_matrix = jax.jit(lambda K: K.as_matrix())
+    matrix, exact = np.asarray(as_matrix(K)), np.asarray(as_matrix(metric("kfac")))
     assert matrix.dtype == np.float32
-    assert np.linalg.norm(matrix - np.asarray(exact.as_matrix())) < 1e-5 * np.linalg.norm(matrix)
+    assert np.linalg.norm(matrix - exact) < 1e-5 * np.linalg.norm(matrix)
     for block in K.operator.blocks:
-        for stored in block.matrices():
+        for stored in map(np.asarray, block.matrices()):
             size = np.abs(stored).max()
             assert np.abs(stored - stored.mT).max() < 1e-6 * size
             assert np.linalg.eigvalsh(stored).min() > -1e-6 * size
-    covector = jax.tree.map(lambda p: jnp.cos(3 * p).astype(np.float32), parts()[1])
+    covector = jax.tree.map(lambda p: np.cos(3 * p).astype(np.float32), parts()[1])
     damping = 1e-3 * float(np.linalg.norm(matrix, 2))
-    expected = np.linalg.solve(
-        np.asarray(exact.as_matrix()) + damping * np.eye(len(matrix)), np.asarray(ravel(covector))
-    )
-    found = np.asarray(ravel(K.inverse(damping).mv(covector)))
+    expected = np.linalg.solve(exact + damping * np.eye(len(matrix)), flat(covector))
+    found = flat(jax.jit(lambda K, damping, c: K.inverse(damping).mv(c))(K, damping, covector))
     assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
 
 
@@ -157,57 +172,68 @@ def test_hard_cases_in_single_precision_stay_finite(name, factored):
     """Fewer examples than inputs, so that factors are singular; damping far below rounding."""
     model, scale = HARD[name]
     params = [{"w": normal(1, 20, 6), "b": normal(2, 6)}, normal(3, 6, 2)]
-    params, x = jax.tree.map(lambda p: p.astype(np.float32), (params, normal(4, 4, 20)))
-    K = ng.kfac(model, jnp.float32(scale) * SQUARES, params, x)
-    for damping in (1e-8, 1e-2):
-        inverse = K.inverse(jnp.float32(damping), factored=factored)
-        assert np.all(np.isfinite(ravel(inverse.mv(params))))
-    assert np.all(np.isfinite(ravel(K.inverse().mv(params))))
+    params, x = jax.tree.map(lambda p: np.asarray(p, np.float32), (params, normal(4, 4, 20)))
+
+    @jax.jit
+    def solutions(params, x, dampings):
+        K = ng.kfac(model, jnp.float32(scale) * SQUARES, params, x)
+        return jax.lax.map(lambda d: K.inverse(d, factored=factored).mv(params), dampings), K.inverse().mv(params)
+
+    assert np.all(np.isfinite(flat(solutions(params, x, np.array([1e-8, 1e-2], np.float32)))))
 
 
 @pytest.mark.compat
 def test_the_last_good_inverse_is_kept_and_counted():
-    K = metric("kfac")
-    good = K.inverse(0.1, factored=True)
-    broken = jax.tree.map(lambda x: x * jnp.nan, K.operator.blocks[0])
-    bad = K.operator.replaced([broken, *K.operator.blocks[1:]])
-    partly = ng.BlockMetric(bad, K.report(), K.num_examples)
-    for factored in (False, True):
-        again = partly.inverse(0.5, factored=factored, previous=good if factored else K.inverse(0.1))
-        assert again.failures == 1
-        assert np.all(np.isfinite(again.as_matrix()))
+    @functools.partial(jax.jit, static_argnames="factored")
+    def inverses(K, factored):
+        broken = jax.tree.map(lambda x: x * jnp.nan, K.operator.blocks[0])
+        bad = K.operator.replaced([broken, *K.operator.blocks[1:]])
+        partly = ng.BlockMetric(bad, K.report(), K.num_examples)
+        good = K.inverse(0.1, factored=factored)
+        again = partly.inverse(0.5, factored=factored, previous=good)
         alone = partly.inverse(0.5, factored=factored)
-        assert alone.failures == 1
+        return good, again, again.as_matrix(), alone.failures, K.inverse(0.5, factored=factored)
+
+    for factored in (False, True):
+        good, again, matrix, failures, fresh = inverses(metric("kfac"), factored)
+        assert again.failures == 1 and failures == 1
+        assert np.all(np.isfinite(matrix))
     np.testing.assert_array_equal(again.operator.blocks[0].A, good.operator.blocks[0].A)
-    fresh = jax.tree.leaves(K.inverse(0.5, factored=True).operator.blocks[1:])
-    for mine, expected in zip(jax.tree.leaves(again.operator.blocks[1:]), fresh, strict=True):
+    pairs = zip(*(jax.tree.leaves(one.operator.blocks[1:]) for one in (again, fresh)), strict=True)
+    for mine, expected in pairs:
         np.testing.assert_allclose(mine, expected, rtol=1e-12)
 
 
 def test_zero_damping_keeps_what_can_be_told_from_zero():
     """In single precision a factor with eigenvalues from 1 to 100 on each side loses no direction."""
-    scales = jnp.linspace(1.0, 10.0, 60, dtype=np.float32)
-    x = jnp.diag(scales) * jnp.float32(60**0.5)
-    K = ng.kfac(lambda p, x: x @ p * scales[None], SQUARES, jnp.ones((60, 60), np.float32), x)
-    solution = ng.solve(K, jnp.ones((60, 60), np.float32), damping=0.0)
+    scales, ones = np.linspace(1.0, 10.0, 60, dtype=np.float32), np.ones((60, 60), np.float32)
+    model = lambda p, x: x @ p * scales[None]
+
+    @jax.jit
+    def solved(params, x):
+        return ng.solve(ng.kfac(model, SQUARES, params, x), params, damping=0.0)
+
+    solution = solved(ones, np.diag(scales) * np.float32(60**0.5))
     expected = 1 / np.outer(scales, scales) ** 2
     np.testing.assert_allclose(solution.value, expected, rtol=1e-3)
 
 
 def test_a_solution_that_is_not_one_is_said_to_be_inaccurate():
     model = lambda p, x: jnp.tanh(x @ p)
-    params, x = normal(1, 20, 30).astype(np.float32), normal(2, 4, 20).astype(np.float32)
-    K = ng.kfac(model, SQUARES, params, x)
-    solution = ng.solve(K, params, damping=np.float32(1e-9))
+    params, x = (np.asarray(array, np.float32) for array in (normal(1, 20, 30), normal(2, 4, 20)))
+    solved = jax.jit(lambda p, x: ng.solve(ng.kfac(model, SQUARES, p, x), p, damping=np.float32(1e-9)))
+    solution = solved(params, x)
     assert solution.result == ng.RESULTS.inaccurate and np.all(np.isfinite(solution.value))
 
 
 @pytest.mark.users_defaults
 def test_diagonals_are_not_rounded_to_the_parameters():
-    params, x = {"w": (30 * normal(1, 6, 5)).astype(np.float16)}, 30 * normal(2, 3, 6).astype(np.float32)
-    K = ng.kfac(lambda p, x: 100 * (x @ p["w"].astype(np.float32)), SQUARES, params, x)
-    np.testing.assert_allclose(K.trace(), np.trace(K.as_matrix()), rtol=1e-5)
-    assert np.isfinite(K.trace())
+    params = {"w": 30 * np.asarray(normal(1, 6, 5), np.float16)}
+    model = lambda p, x: 100 * (x @ p["w"].astype(np.float32))
+    K = jax.jit(lambda p, x: ng.kfac(model, SQUARES, p, x))(params, 30 * np.asarray(normal(2, 3, 6), np.float32))
+    trace, matrix = jax.jit(lambda K: (K.trace(), K.as_matrix()))(K)
+    np.testing.assert_allclose(trace, np.trace(matrix), rtol=1e-5)
+    assert np.isfinite(trace)
 
 
 # Reports.
@@ -337,7 +363,8 @@ def test_bad_models_and_geometries():
     assert_refused("`Unfinished` has no factor, so backward passes", geometry=Unfinished(), error=TypeError)
     assert_refused("`Misshapen.factor` needs to return columns like the output", geometry=Misshapen())
     model, params, x = parts()
-    assert np.isfinite(ng.kfac(model, Unfinished(), params, x, key=jax.random.key(0)).trace())
+    sampled = jax.jit(lambda p, x, key: ng.kfac(model, Unfinished(), p, x, key=key).trace())
+    assert np.isfinite(sampled(params, x, jax.random.key(0)))
     infinite = lambda p, x: p["power"][None] + jnp.inf * (1.0 + x[:, :1].astype(float))
     assert_refused("needs finite numbers", model=infinite)
     overflow = lambda p, x: (x @ p["w"]) * 1e200

@@ -22,7 +22,7 @@ from typer.testing import CliRunner  # noqa: E402
 from natgrad import _backend  # noqa: E402
 from natgrad.cli import app  # noqa: E402
 
-pytestmark = [pytest.mark.users_defaults, pytest.mark.float32, pytest.mark.xdist_group("cli")]
+pytestmark = [pytest.mark.users_defaults, pytest.mark.float32]
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("compare", "train", "inspect", "new", "doctor", "figures")
 

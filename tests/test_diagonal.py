@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from brute_force import flat_rows, gradients
-from helpers import assert_close, assert_mean, ravel
+from helpers import assert_close, assert_mean, flat, ravel
 from models import MODELS, normal
 from zoo import ZooCase
 
@@ -15,10 +15,14 @@ from natgrad._solve.direct import Elementwise
 
 def root(case):
     """Rows of the root by brute force, columns of the factor in front: (C, N, P)."""
-    z = case.model(case.params, case.x)
-    columns = jax.vmap(case.geometry.factor, out_axes=1)(z)
-    rows = flat_rows(gradients(ZooCase(case.model, case.params, case.x), columns), 2)
-    return rows.reshape(-1, jax.tree.leaves(z)[0].shape[0], rows.shape[1])
+
+    @jax.jit
+    def rows(params, x):
+        columns = jax.vmap(case.geometry.factor, out_axes=1)(case.model(params, x))
+        return gradients(ZooCase(case.model, params, x), columns)
+
+    found = rows(case.params, case.x)
+    return flat_rows(found, 2).reshape(*jax.tree.leaves(found)[0].shape[:2], -1)
 
 
 @pytest.mark.sample(1)
@@ -33,18 +37,17 @@ def test_exact_diagonal_and_gram_equal_brute_force(name):
         D = ng.diagonal(case.model, case.geometry, params, x, standard_error=True)
         # One column at a time.
         lean = ng.diagonal(ng.evaluate(case.model, case.geometry, params, x, budget=1))
-        return D, lean, ng.gram(case.model, case.geometry, params, x)
+        metric = ng.pullback(case.model, case.geometry, params, x)
+        return D, lean, ng.gram(case.model, case.geometry, params, x), metric.diagonal(), metric.root_gram()
 
-    D, lean, gram = found(case.params, case.x)
+    D, lean, gram, of_pullback, root_gram = found(case.params, case.x)
     diagonal = np.sum(R**2, axis=(0, 1)) / count
-    np.testing.assert_allclose(ravel(D.entries), diagonal, rtol=1e-10, atol=1e-14)
-    np.testing.assert_allclose(ravel(lean.entries), diagonal, rtol=1e-10, atol=1e-14)
-    assert not np.any(ravel(D.standard_error))
+    for entries in (D.entries, lean.entries, of_pullback):
+        np.testing.assert_allclose(flat(entries), diagonal, rtol=1e-10, atol=1e-14)
+    assert not np.any(flat(D.standard_error))
     np.testing.assert_allclose(gram, np.einsum("cnp,dmp->cndm", R, R), rtol=1e-10, atol=1e-12)
-    metric = ng.pullback(case.model, case.geometry, case.params, case.x)
-    np.testing.assert_allclose(ravel(metric.diagonal()), diagonal, rtol=1e-10, atol=1e-14)
     rows = R.reshape(-1, R.shape[-1]) / np.sqrt(count)
-    np.testing.assert_allclose(metric.root_gram(), rows @ rows.T, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(root_gram, rows @ rows.T, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.sample(1)
@@ -52,7 +55,7 @@ def test_exact_diagonal_and_gram_equal_brute_force(name):
 def test_sampled_diagonal_is_unbiased_and_knows_its_error(name):
     """Over many keys the mean is the exact diagonal; the stated error covers the spread that is seen."""
     case = MODELS[name]()
-    exact = ravel(jax.jit(lambda p: ng.diagonal(case.model, case.geometry, p, case.x).entries)(case.params))
+    exact = flat(jax.jit(lambda p: ng.diagonal(case.model, case.geometry, p, case.x).entries)(case.params))
 
     def draw(key):
         D = ng.diagonal(case.model, case.geometry, case.params, case.x, key=key, num_samples=8, standard_error=True)
@@ -70,20 +73,29 @@ def test_standard_error_of_gaussian_draws():
     """With examples alike and gradients normal, the error of a mean of squares is known: d sqrt(2 / M)."""
     model = lambda params, x: params["w"][None, :] + 0.0 * x
     params, x = {"w": jnp.array([1.0, 2.0])}, jnp.zeros((50, 2))
-    D = ng.diagonal(model, 4.0 * ng.Euclidean(), params, x, key=jax.random.key(0), num_samples=40, standard_error=True)
+    options = dict(num_samples=40, standard_error=True)
+    D = jax.jit(lambda p, key: ng.diagonal(model, 4.0 * ng.Euclidean(), p, x, key=key, **options))(
+        params, jax.random.key(0)
+    )
     np.testing.assert_allclose(D.standard_error["w"], 4.0 * np.sqrt(2 / 2000), rtol=0.1)
 
 
 def test_a_diagonal_metric_is_a_metric(getkey):
     case = MODELS["dense"]()
     D = jax.jit(lambda p: ng.diagonal(case.model, case.geometry, p, case.x))(case.params)
-    d = ravel(D.entries)
-    v = jax.tree.map(lambda p: jnp.cos(3 * p), case.params)
-    np.testing.assert_allclose(ravel(D.mv(v)), d * ravel(v), rtol=1e-12)
-    np.testing.assert_allclose(D.as_matrix(), np.diag(d), rtol=1e-12)
-    np.testing.assert_allclose(D.root_gram(), np.diag(d), rtol=1e-12, atol=1e-15)
-    draws = jax.vmap(lambda key: ravel(D.sample(key)))(jax.random.split(getkey(), 4000))
-    assert_mean(draws**2, d)
+    d = flat(D.entries)
+    v = jax.tree.map(lambda p: np.cos(3 * p), case.params)
+
+    @jax.jit
+    def everything(D, v, key):
+        draws = jax.vmap(lambda key: ravel(D.sample(key)))(jax.random.split(key, 4000))
+        return D.mv(v), D.as_matrix(), D.root_gram(), draws
+
+    product, matrix, gram, draws = everything(D, v, getkey())
+    np.testing.assert_allclose(flat(product), d * flat(v), rtol=1e-12)
+    np.testing.assert_allclose(matrix, np.diag(d), rtol=1e-12)
+    np.testing.assert_allclose(gram, np.diag(d), rtol=1e-12, atol=1e-15)
+    assert_mean(np.square(draws), d)
 
 
 def test_solving_with_a_diagonal_is_one_division():
@@ -110,7 +122,7 @@ def test_sums_multiples_and_restrictions_of_diagonals_are_diagonal():
 
 def test_diagonals_of_batches_add_up_to_that_of_all():
     case = MODELS["dense"]()
-    build = lambda batch: ng.diagonal(case.model, case.geometry, case.params, batch)
+    build = jax.jit(lambda batch: ng.diagonal(case.model, case.geometry, case.params, batch))
     batches = [case.x[:3], case.x[3:]]
     accumulated = ng.accumulate(build, batches, progress=False)
     assert isinstance(accumulated, ng.DiagonalMetric)
@@ -120,12 +132,15 @@ def test_diagonals_of_batches_add_up_to_that_of_all():
 
 def test_errors_of_batches_add_like_variances():
     case = MODELS["dense"]()
-    build = lambda batch: ng.diagonal(
-        case.model, case.geometry, case.params, batch[0], key=batch[1], num_samples=2, standard_error=True
-    )
+
+    @jax.jit
+    def build(batch):
+        x, key = batch
+        return ng.diagonal(case.model, case.geometry, case.params, x, key=key, num_samples=2, standard_error=True)
+
     batches = [(case.x, jax.random.key(0)), (case.x, jax.random.key(1))]
     parts = [build(batch).standard_error for batch in batches]
-    expected = jax.tree.map(lambda a, b: jnp.sqrt(a**2 + b**2) / 2, *parts)
+    expected = jax.tree.map(lambda a, b: np.hypot(a, b) / 2, *parts)
     assert_close(ng.accumulate(build, batches, progress=False).standard_error, expected)
 
 
@@ -134,12 +149,12 @@ def test_running_averages_are_unbiased_from_the_first_step(decay):
     average = ng.RunningAverage(decay)
     estimates = [{"d": jnp.array([1.0, 2.0])}, {"d": jnp.array([3.0, -1.0])}, {"d": jnp.array([0.5, 4.0])}]
     state, seen = average.init(estimates[0]), []
-    update = jax.jit(average.update)
+    update, value = jax.jit(average.update), jax.jit(average.value)
     for estimate in estimates:
         state = update(state, estimate)
         seen.append(np.asarray(estimate["d"]))
         weights = decay ** np.arange(len(seen))[::-1]
-        np.testing.assert_allclose(average.value(state)["d"], np.average(seen, axis=0, weights=weights), rtol=1e-12)
+        np.testing.assert_allclose(value(state)["d"], np.average(seen, axis=0, weights=weights), rtol=1e-12)
 
 
 def test_running_average_of_a_metric_is_a_metric():
@@ -188,20 +203,24 @@ def test_refusals():
 def test_sampled_gram_estimates_the_metric():
     """Rows of the root are sampled; their mean square is the trace of the metric."""
     case = MODELS["dense"]()
-    exact = jnp.trace(ng.pullback(case.model, case.geometry, case.params, case.x).root_gram())
+    gram = jax.jit(lambda p: ng.pullback(case.model, case.geometry, p, case.x).root_gram())(case.params)
     draw = lambda key: ng.gram(case.model, case.geometry, case.params, case.x, key=key, num_samples=2)
     grams = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(3), 200))
     assert grams.shape == (200, 2, 5, 2, 5)
-    assert_mean(jnp.einsum("kcncn->k", grams) / 5, exact)
+    assert_mean(np.einsum("kcncn->k", grams) / 5, np.trace(gram))
 
 
 def test_a_shared_input_is_not_batched():
     """`in_axes` reaches the diagonal and the kernel."""
     model = lambda params, x: x[0] @ x[1] @ params["w"]
     params, x = {"w": normal(1, 3, 2)}, (normal(2, 4, 5), normal(3, 5, 3))
-    batch = ng.Batch(x, in_axes=(0, None))
-    D = ng.diagonal(model, ng.Euclidean(), params, batch)
-    inputs = x[0] @ x[1]
-    np.testing.assert_allclose(D.entries["w"], jnp.tile(jnp.mean(inputs**2, axis=0)[:, None], (1, 2)), rtol=1e-12)
-    kernel = ng.gram(model, ng.Euclidean(), params, batch)
+
+    @jax.jit
+    def statistics(params, x):
+        batch = ng.Batch(x, in_axes=(0, None))
+        return [function(model, ng.Euclidean(), params, batch) for function in (ng.diagonal, ng.gram)]
+
+    D, kernel = statistics(params, x)
+    inputs = np.asarray(x[0]) @ np.asarray(x[1])
+    np.testing.assert_allclose(D.entries["w"], np.tile(np.mean(inputs**2, axis=0)[:, None], (1, 2)), rtol=1e-12)
     np.testing.assert_allclose(kernel, np.einsum("cd,nm->cndm", np.eye(2), inputs @ inputs.T), rtol=1e-12, atol=1e-14)

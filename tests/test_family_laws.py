@@ -21,8 +21,7 @@ import natgrad as ng
 DRAWS = 20_000
 FEW = 200
 
-GROUPED = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FAMILIES]
-families = pytest.mark.parametrize("name", GROUPED)
+families = pytest.mark.parametrize("name", FAMILIES)
 
 
 @functools.cache

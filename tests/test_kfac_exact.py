@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from blocks import relative_errors
+from blocks import as_matrix, relative_errors
 from jax import lax
 from models import normal
 from zoo import ZOO, affine, along
@@ -21,6 +21,11 @@ SOFTMAX = ng.Fisher(ng.Categorical())
 
 def exact(model, geometry, params, x):
     return jax.jit(lambda p: ng.pullback(model, geometry, p, x).as_matrix())(params)
+
+
+def kfac(model, geometry, params, x, **options):
+    """Compiled whole."""
+    return jax.jit(lambda p: ng.kfac(model, geometry, p, x, **options))(params)
 
 
 # Deep linear networks with squared error: every block, whatever the number of examples.
@@ -42,7 +47,7 @@ def test_deep_linear_networks(has_bias, sharing):
         return x
 
     x = normal(7, 6, 5)
-    K = ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=sharing, strict=True))
+    K = kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=sharing, strict=True))
     assert max(relative_errors(K, exact(model, SQUARES, params, x))) < 1e-10
 
 
@@ -50,8 +55,8 @@ def test_deep_linear_network_in_single_precision():
     params = [normal(1, 5, 7).astype(np.float32), normal(2, 7, 3).astype(np.float32)]
     model = lambda params, x: x @ params[0] @ params[1]
     x = normal(3, 6, 5).astype(np.float32)
-    K = ng.kfac(model, SQUARES, params, x)
-    assert K.as_matrix().dtype == jnp.float32
+    K = kfac(model, SQUARES, params, x)
+    assert as_matrix(K).dtype == jnp.float32
     assert max(relative_errors(K, exact(model, SQUARES, params, x))) < 1e-5
 
 
@@ -68,14 +73,14 @@ def tanh_network(params, x):
 def test_one_example(geometry):
     case = ZOO["mlp"]()
     x = case.x[:1]
-    K = ng.kfac(tanh_network, geometry, case.params, x, blocks=ng.BlockRules(strict=True))
+    K = kfac(tanh_network, geometry, case.params, x, blocks=ng.BlockRules(strict=True))
     assert max(relative_errors(K, exact(tanh_network, geometry, case.params, x))) < 1e-10
 
 
 def test_several_examples_are_not_exact():
     """The test above would be empty if it held for any number of examples."""
     case = ZOO["mlp"]()
-    K = ng.kfac(tanh_network, SOFTMAX, case.params, case.x)
+    K = kfac(tanh_network, SOFTMAX, case.params, case.x)
     assert max(relative_errors(K, exact(tanh_network, SOFTMAX, case.params, case.x))) > 1e-2
 
 
@@ -98,7 +103,7 @@ def test_derivatives_that_a_user_defines_are_used():
     x = normal(5, 1, 4)
     rows = jax.jacrev(lambda p: model(p, x)[0])(params)
     flat = np.concatenate([np.asarray(leaf).reshape(3, -1) for leaf in jax.tree.leaves(rows)], axis=1)
-    K = ng.kfac(model, SQUARES, params, x)
+    K = kfac(model, SQUARES, params, x)
     assert max(relative_errors(K, flat.T @ flat)) < 1e-10
     assert K.report()["params['frozen']"].structure == "zero"
 
@@ -116,7 +121,7 @@ def test_expand_and_reduce_are_exact_where_they_belong():
     for model, right, wrong in ((each, "expand", "reduce"), (pooled, "reduce", "expand")):
         metric = exact(model, SQUARES, params, x)
         errors = {
-            s: max(relative_errors(ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=s)), metric))
+            s: max(relative_errors(kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=s)), metric))
             for s in (right, wrong)
         }
         assert errors[right] < 1e-10 and errors[wrong] > 1e-2
@@ -157,7 +162,7 @@ def test_convolutions_are_exact_where_they_should_be(name):
     for model, right, wrong in ((each, "expand", "reduce"), (pooled, "reduce", "expand")):
         metric = exact(model, SQUARES, params, x)
         errors = {
-            s: max(relative_errors(ng.kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=s)), metric))
+            s: max(relative_errors(kfac(model, SQUARES, params, x, blocks=ng.BlockRules(sharing=s)), metric))
             for s in (right, wrong)
         }
         assert errors[right] < 1e-10 and errors[wrong] > 1e-2
@@ -219,16 +224,16 @@ def test_factors_are_those_of_curvlinops(name, monkeypatch):
     data = np.load(DATA / f"{name}.npz")
     count = sum(key[1:].isdigit() for key in data.files)
     params, x = [jnp.asarray(data[f"p{k}"]) for k in range(count)], jnp.asarray(data["X"])
-    np.testing.assert_allclose(model(params, x), data["logits"], rtol=1e-10, atol=1e-12)
     kinds = {"sep": "separate", "joint": "joint"}
     options = {f"{s}_{short}": ng.BlockRules(s, kinds[short]) for s in ("expand", "reduce") for short in kinds}
 
     @jax.jit
     def found(params, x):
         K = {name: ng.kfac(model, geometry, params, x, blocks=rules).as_matrix() for name, rules in options.items()}
-        return K, ng.ekfac(model, geometry, params, x).as_matrix()
+        return model(params, x), K, ng.ekfac(model, geometry, params, x).as_matrix()
 
-    K, Q = found(params, x)
+    z, K, Q = found(params, x)
+    np.testing.assert_allclose(z, data["logits"], rtol=1e-10, atol=1e-12)
     for name, matrix in K.items():
         np.testing.assert_allclose(matrix, data[f"kfac_{name}"], rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose(Q, data["ekfac_joint"], rtol=1e-9, atol=1e-12)

@@ -1,5 +1,7 @@
 """Identities of metrics: their algebra, their samples, their estimates."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import lineax as lx
@@ -15,7 +17,7 @@ from natgrad._metric.rescaled import RescaledMetric
 
 def metric_and_matrix(name="dense", **options):
     case = MODELS[name]()
-    metric = ng.pullback(case.model, case.geometry, case.params, case.x, **options)
+    metric = ng.pullback(jax.jit(case.model), case.geometry, case.params, case.x, **options)
     return case, metric, jax.jit(lambda m: m.as_matrix())(metric)
 
 
@@ -82,9 +84,9 @@ def combinations():
     """Metrics made of two, of which one has more rows than there are parameters."""
     case = MODELS["dense"]()
     many = normal(9, 60, *case.x.shape[1:])
-    first = ng.pullback(case.model, case.geometry, case.params, case.x)
-    second = ng.pullback(lambda params, x: case.model(params, x)[:, :1], ng.Euclidean(), case.params, many)
-    scales = jax.tree.map(lambda leaf: 0.5 + jnp.abs(jnp.cos(jnp.arange(leaf.size))).reshape(leaf.shape), case.params)
+    first = ng.pullback(jax.jit(case.model), case.geometry, case.params, case.x)
+    second = ng.pullback(jax.jit(lambda params, x: case.model(params, x)[:, :1]), ng.Euclidean(), case.params, many)
+    scales = jax.tree.map(lambda leaf: 0.5 + np.abs(np.cos(np.arange(leaf.size))).reshape(leaf.shape), case.params)
     total = first + 0.3 * second
     return {"many": second, "multiple": 0.3 * second, "sum": total, "units": RescaledMetric(total, scales)}
 
@@ -98,12 +100,17 @@ def test_matrices_rows_and_kernels_of_combinations_agree_with_products(name, lim
         monkeypatch.setattr("natgrad._metric.base.MAX_ROW_ENTRIES", limit)
         monkeypatch.setattr("natgrad._metric.pullback.MAX_ROW_ENTRIES", limit)
     metric = combinations()[name]
-    matrix, rows = products_matrix(metric), metric._root_rows()
+
+    @jax.jit
+    def everything(metric):
+        return products_matrix(metric), metric.as_matrix(), metric._root_rows(), metric.root_gram(), metric.diagonal()
+
+    matrix, whole, rows, gram, diagonal = jax.tree.map(np.asarray, everything(metric))
     assert rows.shape == (metric.root_size, metric.in_size())
-    assert_close(metric.as_matrix(), matrix, rtol=1e-10, atol=1e-12)
+    assert_close(whole, matrix, rtol=1e-10, atol=1e-12)
     assert_close(rows.T @ rows, matrix, rtol=1e-10, atol=1e-12)
-    assert_close(metric.root_gram(), rows @ rows.T, rtol=1e-10, atol=1e-12)
-    assert_close(flat(metric.diagonal()), jnp.diagonal(matrix), rtol=1e-10, atol=1e-12)
+    assert_close(gram, rows @ rows.T, rtol=1e-10, atol=1e-12)
+    assert_close(flat(diagonal), np.diagonal(matrix), rtol=1e-10, atol=1e-12)
 
 
 def test_samples_of_combinations(getkey):
@@ -270,6 +277,12 @@ def test_auxiliary_outputs_do_not_count(name):
     case = MODELS["dense"]()
     with_aux = lambda params, x: (case.model(params, x), {"length": jnp.sum(x**2), "params": params["w"]})
     compute = WITH_AUX[name]
-    assert_close(compute(with_aux, case, has_aux=True), compute(case.model, case))
+
+    @functools.partial(jax.jit, static_argnames="has_aux")
+    def found(params, has_aux):
+        of_params = case._replace(params=params)
+        return compute(with_aux, of_params, has_aux=True) if has_aux else compute(case.model, of_params)
+
+    assert_close(found(case.params, has_aux=True), found(case.params, has_aux=False))
     with pytest.raises(TypeError, match="`has_aux=True` needs a model that returns a pair"):
         compute(case.model, case, has_aux=True)

@@ -316,9 +316,6 @@ def open_page(browser, folder):
     assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
 
 
-in_browser = pytest.mark.xdist_group("browser")
-
-
 def position_of(page, line, point):
     """Where on the screen a point of the loss chart is."""
     page.locator("#loss").scroll_into_view_if_needed()
@@ -354,7 +351,6 @@ def assert_fits_a_phone(page):
 # Opening a page takes two seconds, so that each test looks at several things.
 
 
-@in_browser
 def test_the_charts_hold_every_line_and_answer_the_mouse(open_page):
     page = open_page()
     lines = page.evaluate("document.querySelector('#loss').data.map(line => [line.name, line.y, line.line.dash])")
@@ -383,7 +379,6 @@ def test_the_charts_hold_every_line_and_answer_the_mouse(open_page):
 
 
 @pytest.mark.slow
-@in_browser
 def test_buttons_work_from_the_keyboard(open_page):
     page = open_page()
     steps, time = page.get_by_role("button", name="Steps"), page.get_by_role("button", name="Seconds")
@@ -408,7 +403,6 @@ def test_buttons_work_from_the_keyboard(open_page):
 
 
 @pytest.mark.slow
-@in_browser
 def test_a_phone_in_the_dark_and_in_the_light(open_page):
     page = open_page(width=390, has_touch=True, is_mobile=True, color_scheme="dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -437,7 +431,6 @@ def test_a_phone_in_the_dark_and_in_the_light(open_page):
     assert page.evaluate(look) == light
 
 
-@in_browser
 def test_hostile_names_are_text(open_page):
     page = open_page("hostile")
     assert page.locator("h1").inner_text() == HOSTILE
@@ -450,7 +443,6 @@ def test_hostile_names_are_text(open_page):
     assert_fits_a_phone(page)
 
 
-@in_browser
 def test_an_inspection_has_geometry_alone(open_page):
     page = open_page("inspect")
     assert section_names(page) == ["geometry", "about"]
@@ -459,7 +451,6 @@ def test_an_inspection_has_geometry_alone(open_page):
 
 
 @pytest.mark.slow
-@in_browser
 def test_a_single_training_run_and_its_code(open_page):
     page = open_page("train", permissions=["clipboard-read", "clipboard-write"])
     assert section_names(page) == ["curves", "methods", "geometry", "recommended", "about"]

@@ -40,7 +40,6 @@ def assert_agree(build, tolerance: float) -> None:
         assert off < tolerance, f"{jax.tree_util.keystr(path)} is off by {off:.1e}"
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_geometries(name):
     """Products with many tangents at once, factors and dissimilarities of many outputs."""
@@ -108,7 +107,6 @@ CASES = {
 FISHER = ng.Fisher(ng.Categorical())
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_products_with_a_metric(name):
     """Several at once, as matrices, diagonals and the quadratic model of an optimiser need them."""
@@ -141,7 +139,6 @@ def few_outputs(model):
     return lambda params, x: jnp.mean(model(params, x).reshape(x.shape[0], -1, 5), axis=1)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["many_examples", "tokens", "images"])
 def test_statistics_of_examples(name):
     """Sums of squares, norms and inner products of gradients, and Kronecker factors."""
