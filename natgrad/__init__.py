@@ -6,6 +6,7 @@ from importlib.metadata import version
 from natgrad._block.rules import BlockRules as BlockRules
 from natgrad._block.structure_report import BlockReport as BlockReport
 from natgrad._block.structure_report import StructureReport as StructureReport
+from natgrad._check import Requirement as Requirement
 from natgrad._constraint import BackProjection as BackProjection
 from natgrad._constraint import Backtracking as Backtracking
 from natgrad._constraint import Clipping as Clipping
@@ -15,6 +16,7 @@ from natgrad._constraint import Simplex as Simplex
 from natgrad._constraint import constrained_step as constrained_step
 
 # Exponential families
+from natgrad._family.base import AbstractFamily as AbstractFamily
 from natgrad._family.bernoulli import Bernoulli as Bernoulli
 from natgrad._family.categorical import Categorical as Categorical
 from natgrad._family.categorical import MinimalCategorical as MinimalCategorical
@@ -34,6 +36,7 @@ from natgrad._family.poisson import Poisson as Poisson
 from natgrad._family.product import Product as Product
 
 # Geometries of one example's output
+from natgrad._geometry.base import AbstractGeometry as AbstractGeometry
 from natgrad._geometry.bregman import Bregman as Bregman
 from natgrad._geometry.dissimilarity import Dissimilarity as Dissimilarity
 from natgrad._geometry.euclidean import Euclidean as Euclidean
@@ -53,6 +56,7 @@ from natgrad._manifold.musical import sharp as sharp
 from natgrad._manifold.rank import null_space as null_space
 from natgrad._manifold.rank import rank as rank
 from natgrad._metric.accumulate import accumulate as accumulate
+from natgrad._metric.base import AbstractMetric as AbstractMetric
 from natgrad._metric.block_metric import BlockInverse as BlockInverse
 from natgrad._metric.block_metric import BlockMetric as BlockMetric
 from natgrad._metric.diagonal import DiagonalMetric as DiagonalMetric

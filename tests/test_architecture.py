@@ -28,7 +28,7 @@ ROOMS = [
     ["_optimiser"],
     ["_online", "_problem"],
     ["__init__"],
-    ["problems"],
+    ["problems", "testing"],
     ["experiment", "plots", "report"],
     ["cli"],
     ["__main__"],
