@@ -2,6 +2,9 @@
 
 import dataclasses
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -172,6 +175,12 @@ def test_optimisers_are_immutable_and_have_few_arguments():
     parameters = list(inspect.signature(ng.NaturalGradient).parameters.values())
     assert len(parameters) <= 10
     assert sum(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in parameters) <= 4
+
+
+def test_nothing_is_computed_when_the_package_is_imported():
+    code = "import natgrad, natgrad.cli, natgrad.experiment.compare, jax; assert not jax.live_arrays()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stderr
 
 
 def test_equal_numbers_by_path_are_one_number():

@@ -105,7 +105,7 @@ class AbstractDamping(eqx.Module):
         self.multipliers.check("multipliers", above=0)
 
     def init(self) -> PyTree:
-        """The state before the first step."""
+        """A state of the right shapes. Only these are used: a run starts from zeros."""
         return ()
 
     def start(self, state: PyTree, mean_eigenvalue: Scalar) -> PyTree:

@@ -117,7 +117,7 @@ class AbstractStep(eqx.Module):
     """A rule for how far to go along the natural gradient."""
 
     def init(self, params: Flat) -> PyTree:
-        """What the rule remembers before the first step."""
+        """What the rule remembers, in the right shapes. Only these are used: a run starts from zeros."""
         del params
         return ()
 
