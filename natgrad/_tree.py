@@ -101,9 +101,15 @@ def size(tree: PyTree) -> int:
 def flatten(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
     """A tree as one vector in the widest dtype among its leaves (single precision at least), and the way back to
     the original shapes and dtypes."""
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves = jax.tree.leaves(tree)
     (wide,) = promote(at_least_float32(leaves))
     flat = jnp.concatenate([leaf.reshape(-1) for leaf in wide]) if leaves else jnp.zeros(0)
+    return flat, unflatten_like(tree)
+
+
+def unflatten_like(tree: PyTree) -> Callable[[Array], PyTree]:
+    """The map from flat vectors to trees with the shapes and dtypes of `tree`, which may be a structure."""
+    leaves, treedef = jax.tree.flatten(tree)
     ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
 
     # By slices, which take less time to trace than `ravel_pytree`.
@@ -112,7 +118,7 @@ def flatten(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
         shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(own, leaves, strict=True)]
         return jax.tree.unflatten(treedef, shaped)
 
-    return flat, unflatten
+    return unflatten
 
 
 def as_callable(function: Callable) -> Any:

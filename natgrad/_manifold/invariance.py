@@ -6,6 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax as lx
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _linalg, _tree
@@ -14,7 +15,6 @@ from natgrad._geometry.base import AbstractGeometry
 from natgrad._manifold.musical import reparametrise
 from natgrad._metric.pullback import pullback
 from natgrad._model import of_params, without_aux
-from natgrad._solve.base import AbstractSolver
 from natgrad._solve.direct import PseudoInverse
 from natgrad._solve.solve import solve
 from natgrad._types import Output, Scalar
@@ -37,7 +37,7 @@ class Task(NamedTuple):
     def cost(self, params: PyTree) -> Scalar:
         return jnp.mean(jax.vmap(self.loss)(self.outputs(params), self.y))
 
-    def natural_gradient(self, params: PyTree, solver: AbstractSolver) -> PyTree:
+    def natural_gradient(self, params: PyTree, solver: lx.AbstractLinearSolver) -> PyTree:
         metric = pullback(self.model, self.geometry, params, self.x, has_aux=self.has_aux, check=False)
         return solve(metric, jax.grad(self.cost)(params), solver=solver).value
 
@@ -80,7 +80,7 @@ def check_invariance(
     *,
     rates: Sequence[float] = (1e-2, 1e-3, 1e-4),
     num_steps: int = 1,
-    solver: AbstractSolver | None = None,
+    solver: lx.AbstractLinearSolver | None = None,
 ) -> Invariance:
     r"""Compare steps taken in the coordinates $w$ with steps taken in $\theta$, where `chart(theta)` is `params`.
 
