@@ -151,6 +151,15 @@ def test_a_truncated_solve_has_truncated_derivatives(is_warm):
     assert solution.stats["num_steps"] == 2
 
 
+def test_derivatives_of_a_failed_solve_raise():
+    model, params, x = small()
+    metric = ng.pullback(model, ng.Euclidean(), params, x)
+    value = lambda damping: ravel(ng.solve(metric, wave(params, 1.0), damping=damping, solver=ng.Cholesky()).value)[0]
+    assert np.isnan(jax.jit(value)(jnp.array(-1.0)))
+    with pytest.raises(Exception, match="non-finite"):
+        jax.jit(jax.grad(value))(jnp.array(-1.0)).block_until_ready()
+
+
 def test_the_cost_of_conjugate_gradients():
     """Products: one in the loop and one for the residual, and one more where it starts from somewhere else."""
     size = 17

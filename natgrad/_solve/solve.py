@@ -95,7 +95,10 @@ def solve(
 
     Never raises for a numerical failure: look at `result`, whose text says what went wrong, and at `stats`. A
     `Covector` gives a `Vector`; a plain tree gives a plain tree. Parameters of different dtypes are solved for in
-    the widest of them. The default solver is `Auto()`."""
+    the widest of them. The default solver is `Auto()`; any `lineax.AbstractLinearSolver` is accepted.
+
+    The solution can be differentiated in forward and reverse mode with respect to the metric, the covector and the
+    damping. The derivative is that of the equation, also where `CG` stopped early."""
     solver = Auto() if solver is None else solver
     if not isinstance(solver, lx.AbstractLinearSolver):
         raise TypeError(
@@ -188,7 +191,7 @@ def natural_gradient(
     steepest when steps are measured by how far they move the outputs of the model. Follow it downhill.
 
     Raises if the system could not be solved (a truncated `CG` counts as solved); use `pullback` and `solve` to decide
-    for yourself. `has_aux` and `check` are as for `pullback`."""
+    for yourself. Can be differentiated like `solve`. `has_aux` and `check` are as for `pullback`."""
     metric = pullback(model, geometry, params, x, has_aux=has_aux, check=check)
     solution = solve(metric, gradient, damping=damping, solver=solver)
     return raise_failure(solution)
