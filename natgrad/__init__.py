@@ -159,6 +159,7 @@ from natgrad._proximal.steps import natural_step as natural_step
 from natgrad._proximal.steps import proximal_point as proximal_point
 from natgrad._proximal.trust_region import trust_region_step as trust_region_step
 from natgrad._solve.base import RESULTS as RESULTS
+from natgrad._solve.base import DampedMetric as DampedMetric
 from natgrad._solve.base import Solution as Solution
 from natgrad._solve.cg import CG as CG
 from natgrad._solve.direct import Cholesky as Cholesky

@@ -103,9 +103,14 @@ def flatten(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
     """A tree as one vector, and the map from such vectors back to its shapes and dtypes.
 
     The vector has the widest dtype among the leaves, single precision at least."""
+    (wide_leaves,) = promote(at_least_float32(jax.tree.leaves(tree)))
+    flat = jnp.concatenate([leaf.reshape(-1) for leaf in wide_leaves]) if wide_leaves else jnp.zeros(0)
+    return flat, unflatten_like(tree)
+
+
+def unflatten_like(tree: PyTree) -> Callable[[Array], PyTree]:
+    """The map from flat vectors to trees with the shapes and dtypes of `tree`, which may be a structure."""
     leaves, treedef = jax.tree.flatten(tree)
-    (wide_leaves,) = promote(at_least_float32(leaves))
-    flat = jnp.concatenate([leaf.reshape(-1) for leaf in wide_leaves]) if leaves else jnp.zeros(0)
     ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
 
     # Slices take less time to trace than `ravel_pytree`.
@@ -114,7 +119,7 @@ def flatten(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
         shaped = [entries.reshape(leaf.shape).astype(leaf.dtype) for entries, leaf in zip(slices, leaves, strict=True)]
         return jax.tree.unflatten(treedef, shaped)
 
-    return flat, unflatten
+    return unflatten
 
 
 def as_callable(function: Callable) -> Any:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax as lx
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _linalg, _tree
@@ -16,7 +17,6 @@ from natgrad._metric.pullback import pullback
 from natgrad._model import without_aux
 from natgrad._point.batch import Batch
 from natgrad._point.point import OutputMap
-from natgrad._solve.base import AbstractSolver
 from natgrad._solve.direct import PseudoInverse
 from natgrad._solve.solve import solve
 from natgrad._types import Output, Scalar
@@ -39,7 +39,7 @@ class Task(NamedTuple):
     def cost(self, params: PyTree) -> Scalar:
         return jnp.mean(jax.vmap(self.loss)(self.outputs(params), self.y))
 
-    def natural_gradient(self, params: PyTree, solver: AbstractSolver) -> PyTree:
+    def natural_gradient(self, params: PyTree, solver: lx.AbstractLinearSolver) -> PyTree:
         metric = pullback(self.model, self.geometry, params, self.x, has_aux=self.has_aux, check=False)
         return solve(metric, jax.grad(self.cost)(params), solver=solver).value
 
@@ -82,7 +82,7 @@ def check_invariance(
     *,
     rates: Sequence[float] = (1e-2, 1e-3, 1e-4),
     num_steps: int = 1,
-    solver: AbstractSolver | None = None,
+    solver: lx.AbstractLinearSolver | None = None,
 ) -> Invariance:
     r"""Compare steps taken in the coordinates $w$ with steps taken in $\theta$, where `chart(theta)` is `params`.
 

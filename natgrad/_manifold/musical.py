@@ -6,7 +6,6 @@ import lineax as lx
 from jaxtyping import PyTree
 
 from natgrad._check import public
-from natgrad._solve.base import AbstractSolver
 from natgrad._solve.direct import PseudoInverse
 from natgrad._solve.solve import raise_failure, solve
 from natgrad._vector import Covector, Vector, untyped
@@ -37,7 +36,7 @@ def sharp(
     covector: Covector | PyTree,
     *,
     damping: Any = 0.0,
-    solver: AbstractSolver | None = None,
+    solver: lx.AbstractLinearSolver | None = None,
 ) -> Vector:
     r"""The vector $G^+ c$ of a covector: the direction in which a cost with gradient $c$ rises fastest.
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import optimistix as optx
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -15,7 +16,6 @@ from natgrad._metric.base import SumMetric
 from natgrad._metric.hessian import hessian
 from natgrad._proximal.result import PROXIMAL_RESULTS, ProximalStep, concluded, within_domain
 from natgrad._proximal.spaces import ProximalProblem
-from natgrad._solve.base import AbstractSolver
 from natgrad._solve.direct import PseudoInverse
 from natgrad._solve.solve import solve
 from natgrad._types import Scalar
@@ -143,7 +143,7 @@ def _linearised(problem: ProximalProblem, w: PyTree, gradient: PyTree, strength:
 
 @public
 def natural_step(
-    problem: ProximalProblem, w: PyTree, *, damping: Any = 0.0, solver: AbstractSolver | None = None
+    problem: ProximalProblem, w: PyTree, *, damping: Any = 0.0, solver: lx.AbstractLinearSolver | None = None
 ) -> ProximalStep:
     r"""The natural gradient, $w - \frac1\mu G^{-1}\nabla J(w)$: the minimum of the cost made linear plus $\mu$ times
     the dissimilarity made quadratic.
@@ -168,7 +168,9 @@ def natural_step(
 
 
 @public
-def damped_newton_step(problem: ProximalProblem, w: PyTree, *, solver: AbstractSolver | None = None) -> ProximalStep:
+def damped_newton_step(
+    problem: ProximalProblem, w: PyTree, *, solver: lx.AbstractLinearSolver | None = None
+) -> ProximalStep:
     r"""$w - (\nabla^2J(w) + \mu G)^{-1}\nabla J(w)$: where the cost made quadratic plus $\mu$ times the dissimilarity
     made quadratic is stationary.
 

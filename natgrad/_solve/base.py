@@ -1,19 +1,20 @@
-"""What came of a solve."""
+"""What a solver is given, and what came of a solve."""
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import lineax as lx
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import check_damping, real_array
+from natgrad._check import caller, check_damping, real_array
 from natgrad._metric.base import AbstractMetric
-from natgrad._model import check_structure
-from natgrad._types import Matrix, Scalar
-from natgrad._vector import Covector, Vector, untyped
+from natgrad._types import Scalar
+
+Flat: TypeAlias = Float[Array, " P"]
 
 
 class RESULTS(eqx.Enumeration):
@@ -29,7 +30,7 @@ class RESULTS(eqx.Enumeration):
         "The metric plus damping is not positive definite. Likely causes: (a) the damping is zero or too small for a "
         "metric with redundant parameters: raise it, or use `PseudoInverse`; (b) the operator is a Hessian with "
         "negative curvature: use `gauss_newton` or `pullback`; (c) single precision is too little for its condition "
-        "number: use float64."
+        "number: use float64; (d) the metric has NaN or infinity: look for these in the parameters and the data."
     )
     inaccurate = (
         "The solution leaves a residual far above rounding. Likely causes: (a) the damping is tiny next to the metric: "
@@ -59,59 +60,73 @@ class Solution(eqx.Module):
     solver: str = eqx.field(static=True)
 
 
-class System(NamedTuple):
-    r"""The equation $(G + \lambda I)v = g$, with trees flattened into vectors of one dtype."""
+class DampedMetric(AbstractMetric):
+    r"""$G + \lambda I$ as an operator on flat vectors: what a solver is given.
 
-    operator: lx.AbstractLinearOperator
-    covector: Float[Array, " P"]
+    **Arguments:**
+
+    - `metric`: $G$, a metric or another symmetric operator of lineax.
+    - `damping`: $\lambda \ge 0$. May be traced, and differentiated.
+    - `dtype`: of the vectors, by default the widest of the parameters.
+
+    `unflatten` turns a flat vector into a tree like the parameters. `is_undamped` says whether the damping was known to
+    be zero when the operator was made."""
+
+    metric: lx.AbstractLinearOperator
     damping: Scalar
-    unflatten: Any
-    is_undamped: bool
+    dtype: Any = eqx.field(static=True)
+    is_undamped: bool = eqx.field(static=True)
 
-    def mv(self, v: Float[Array, " P"]) -> Float[Array, " P"]:
-        r"""$(G + \lambda I)v$."""
-        return _tree.flatten(self.operator.mv(self.unflatten(v)))[0].astype(v.dtype) + self.damping * v
+    def __init__(self, metric: lx.AbstractLinearOperator, damping: Any = 0.0, dtype: Any = None):
+        self.metric = metric
+        flat = jax.eval_shape(lambda tree: _tree.flatten(tree)[0], metric.in_structure())
+        self.dtype = flat.dtype if dtype is None else dtype
+        self.is_undamped = check_damping(damping)
+        self.damping = real_array(damping, f"{caller()}: `damping`", self.dtype)
 
-    def matrix(self) -> Matrix:
-        matrix = self.operator.as_matrix().astype(self.covector.dtype)
-        return matrix + self.damping * jnp.eye(len(matrix), dtype=matrix.dtype)
+    def _mv(self, v):
+        return _tree.flatten(self.metric.mv(self.unflatten(v)))[0].astype(v.dtype) + self.damping * v
+
+    def as_matrix(self):
+        matrix = self.metric.as_matrix().astype(self.dtype)
+        return matrix + self.damping * jnp.eye(len(matrix), dtype=self.dtype)
+
+    def diagonal(self):
+        return lx.diagonal(self.metric).astype(self.dtype) + self.damping
+
+    def unflatten(self, v: Flat) -> PyTree:
+        return _tree.unflatten_like(self.metric.in_structure())(v)
+
+    @property
+    def is_semidefinite(self):
+        return lx.is_positive_semidefinite(self.metric)
+
+    @property
+    def is_diagonal(self):
+        return lx.is_diagonal(self.metric)
+
+    @property
+    def is_traceable(self):
+        return self.metric.is_traceable if isinstance(self.metric, AbstractMetric) else True
+
+    def in_structure(self):
+        return jax.ShapeDtypeStruct((self.metric.in_size(),), self.dtype)
 
 
-class AbstractSolver(eqx.Module):
-    """A way to solve $(G + \\lambda I)v = g$."""
+class AbstractSolver(lx.AbstractLinearSolver):
+    """A solver of lineax whose operator is a `DampedMetric`.
+
+    A metric that is not positive definite is reported as `lineax.RESULTS.singular`."""
 
     @abstractmethod
-    def compute(self, system: System) -> tuple[Float[Array, " P"], RESULTS, dict]:
-        """The solution, the outcome, and numbers about it."""
+    def init(self, operator: Any, options: dict[str, Any]) -> Any: ...
 
-    def pick(self, system: System) -> tuple["AbstractSolver", str]:
-        """The solver that will do it, and a note on which that is."""
-        del system
-        return self, type(self).__name__
+    def transpose(self, state: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return state, options
 
-
-def solve_system(
-    operator: lx.AbstractLinearOperator, covector: PyTree, damping: Any, solver: AbstractSolver
-) -> Solution:
-    tree, typed = untyped(covector, Covector)
-    check_structure(operator.in_structure(), tree, "`solve`: the covector")
-    flat, _ = _tree.flatten(tree)
-    _, unflatten = _tree.flatten(operator._zeros() if isinstance(operator, AbstractMetric) else tree)
-    is_undamped = check_damping(damping)
-    damping = real_array(damping, "`solve`: `damping`", flat.dtype)
-    system = System(operator, flat, damping, unflatten, is_undamped)
-    chosen, note = solver.pick(system)
-    value, result, stats = chosen.compute(system)
-    size = jnp.linalg.norm(flat)
-    residual = jnp.linalg.norm(system.mv(value) - flat) / jnp.where(size > 0, size, 1.0)
-    explained = jnp.all(jnp.isfinite(value)) | (result == RESULTS.not_positive_definite)
-    result = RESULTS.where(explained, result, RESULTS.not_finite)
-    solution = unflatten(value)
-    return Solution(Vector(solution) if typed else solution, result, {**stats, "residual": residual}, note)
+    def conj(self, state: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return state, options
 
 
-def accurate(system: System, value: Float[Array, " P"]) -> RESULTS:
-    """The outcome of a direct solve: successful if at least half the digits are right."""
-    half = jnp.finfo(value.dtype).eps ** 0.5
-    small = jnp.linalg.norm(system.mv(value) - system.covector) <= half * jnp.linalg.norm(system.covector)
-    return RESULTS.where(small, RESULTS.successful, RESULTS.inaccurate)
+def success_if(is_definite: Bool[Array, ""]) -> lx.RESULTS:
+    return lx.RESULTS.where(is_definite, lx.RESULTS.successful, lx.RESULTS.singular)

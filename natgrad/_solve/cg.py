@@ -3,11 +3,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lineax as lx
 from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._metric.base import AbstractMetric
-from natgrad._solve.base import RESULTS, AbstractSolver, System
+from natgrad._solve.base import AbstractSolver, DampedMetric, Flat
 from natgrad._vector import Vector, untyped
 
 
@@ -18,8 +18,7 @@ class CG(AbstractSolver):
 
     - `rtol`: stop when the residual is this small relative to the covector.
     - `max_steps`: stop after so many steps (truncated solve), by default ten times the number of parameters. The
-    outcome
-      says which of the two happened.
+      outcome says which of the two happened.
     - `preconditioner`: an operator (or a function of trees) close to the inverse of the damped metric, symmetric
       and positive definite.
     - `initial`: where to start from, such as the previous solution.
@@ -35,25 +34,30 @@ class CG(AbstractSolver):
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"`CG` needs `max_steps` of at least 1, but got {self.max_steps}.")
 
-    def compute(self, system: System):
-        b = system.covector
-        precondition = self._preconditioner(system)
+    def init(self, operator, options):
+        return operator
+
+    def compute(self, state, vector, options):
+        operator, b = state, vector
+        precondition = self._preconditioner(operator)
         target = self.rtol * jnp.linalg.norm(b)
         max_steps = 10 * b.size if self.max_steps is None else self.max_steps
 
-        start = jnp.zeros_like(b)
+        start, r = jnp.zeros_like(b), b
         if self.initial is not None:
-            start = _tree.flatten(untyped(self.initial, Vector)[0])[0].astype(b.dtype)
-        r = b - system.mv(start)
+            initial = _tree.flatten(untyped(self.initial, Vector)[0])[0].astype(b.dtype)
+            # A derivative is a solve for another covector, for which `initial` is no better than zero.
+            is_asked = jnp.all(b == options.get("covector", b))
+            start, r = jnp.where(is_asked, initial, start), jnp.where(is_asked, b - operator.mv(initial), b)
         z = precondition(r)
 
-        def unfinished(state):
-            step, _, r, _, _, is_curved = state
+        def unfinished(carry):
+            step, _, r, _, _, is_curved = carry
             return (jnp.linalg.norm(r) > target) & (step < max_steps) & is_curved
 
-        def advance(state):
-            step, x, r, p, rz, _ = state
-            product = system.mv(p)
+        def advance(carry):
+            step, x, r, p, rz, _ = carry
+            product = operator.mv(p)
             curvature = jnp.vdot(p, product)
             is_curved = curvature > 0
             length = jnp.where(is_curved, rz / jnp.where(is_curved, curvature, 1.0), 0.0)
@@ -62,22 +66,22 @@ class CG(AbstractSolver):
             new_rz = jnp.vdot(r, z)
             return step + 1, x, r, z + new_rz / jnp.where(rz == 0, 1.0, rz) * p, new_rz, is_curved
 
-        loop = jax.lax.while_loop if is_traceable(system.operator) else python_while_loop
+        loop = jax.lax.while_loop if operator.is_traceable else python_while_loop
         steps, x, r, _, _, is_curved = loop(
             unfinished, advance, (jnp.array(0), start, r, z, jnp.vdot(r, z), jnp.array(True))
         )
-        converged = RESULTS.where(jnp.linalg.norm(r) <= target, RESULTS.successful, RESULTS.max_steps_reached)
-        return x, RESULTS.where(is_curved, converged, RESULTS.not_positive_definite), {"num_steps": steps}
+        outcomes = lx.RESULTS
+        result = outcomes.where(jnp.linalg.norm(r) <= target, outcomes.successful, outcomes.max_steps_reached)
+        return x, outcomes.where(is_curved, result, outcomes.singular), {"num_steps": steps}
 
-    def _preconditioner(self, system: System) -> Callable:
+    def assume_full_rank(self):
+        return True
+
+    def _preconditioner(self, operator: DampedMetric) -> Callable[[Flat], Flat]:
         if self.preconditioner is None:
             return lambda r: r
         apply = getattr(self.preconditioner, "mv", self.preconditioner)
-        return lambda r: _tree.flatten(apply(system.unflatten(r)))[0].astype(r.dtype)
-
-
-def is_traceable(operator: Any) -> bool:
-    return operator.is_traceable if isinstance(operator, AbstractMetric) else True
+        return lambda r: _tree.flatten(apply(operator.unflatten(r)))[0].astype(r.dtype)
 
 
 def python_while_loop(condition: Callable, body: Callable, state: Any) -> Any:

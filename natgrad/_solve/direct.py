@@ -1,22 +1,26 @@
 """Direct solvers: Cholesky factors or eigenvalues of the whole matrix, division by the diagonal, inverses of blocks."""
 
 import jax.numpy as jnp
+import lineax as lx
 
 from natgrad import _linalg, _tree
-from natgrad._metric.base import AbstractMetric
 from natgrad._metric.block_metric import BlockMetric
-from natgrad._solve.base import RESULTS, AbstractSolver, System, accurate
+from natgrad._solve.base import AbstractSolver, success_if
 
 
 class Cholesky(AbstractSolver):
     """The dense matrix, factorised. For up to some thousands of parameters; needs damping where parameters are
     redundant."""
 
-    def compute(self, system: System):
-        root = _linalg.cholesky(system.matrix())
-        value = _linalg.cholesky_solve(root, system.covector[:, None])[:, 0]
-        definite = jnp.all(jnp.isfinite(root))
-        return value, RESULTS.where(definite, accurate(system, value), RESULTS.not_positive_definite), {}
+    def init(self, operator, options):
+        return _linalg.cholesky(operator.as_matrix())
+
+    def compute(self, state, vector, options):
+        value = _linalg.cholesky_solve(state, vector[:, None])[:, 0]
+        return value, success_if(jnp.all(jnp.isfinite(state))), {}
+
+    def assume_full_rank(self):
+        return True
 
 
 class PseudoInverse(AbstractSolver):
@@ -29,15 +33,20 @@ class PseudoInverse(AbstractSolver):
 
     rtol: float | None = None
 
-    def compute(self, system: System):
-        values, vectors = _linalg.eigh(system.matrix())
+    def init(self, operator, options):
+        return _linalg.eigh(operator.as_matrix())
+
+    def compute(self, state, vector, options):
+        values, vectors = state
         rtol = values.size * jnp.finfo(values.dtype).eps if self.rtol is None else self.rtol
         keep = jnp.abs(values) > rtol * jnp.max(jnp.abs(values), initial=0.0)
         inverse = jnp.where(keep, 1 / jnp.where(keep, values, 1.0), 0.0)
-        value = vectors @ (inverse * (vectors.T @ system.covector))
-        semidefinite = jnp.all(jnp.where(keep, values, 1.0) > 0)
-        result = RESULTS.where(semidefinite, RESULTS.successful, RESULTS.not_positive_definite)
-        return value, result, {"rank": jnp.sum(keep)}
+        value = vectors @ (inverse * (vectors.T @ vector))
+        is_semidefinite = jnp.all(jnp.where(keep, values, 1.0) > 0)
+        return value, success_if(is_semidefinite), {"rank": jnp.sum(keep)}
+
+    def assume_full_rank(self):
+        return False
 
 
 class Elementwise(AbstractSolver):
@@ -46,15 +55,19 @@ class Elementwise(AbstractSolver):
     Without damping it is the pseudo-inverse: where an entry of the metric is zero the solution is zero, and the
     residual is the part of the covector that no step can change."""
 
-    def compute(self, system: System):
-        metric = system.operator
-        if not (isinstance(metric, AbstractMetric) and metric.is_diagonal):
-            raise TypeError(f"`Elementwise` needs a diagonal metric, but got `{type(metric).__name__}`. Use `Auto`.")
-        entries = _tree.flatten(metric.diagonal())[0].astype(system.covector.dtype) + system.damping
-        is_zero = entries == 0
-        value = jnp.where(is_zero, 0.0, system.covector / jnp.where(is_zero, 1.0, entries))
-        result = RESULTS.where(jnp.all(entries >= 0), RESULTS.successful, RESULTS.not_positive_definite)
-        return value, result, {"rank": jnp.sum(~is_zero)}
+    def init(self, operator, options):
+        if not operator.is_diagonal:
+            kind = type(operator.metric).__name__
+            raise TypeError(f"`Elementwise` needs a diagonal metric, but got `{kind}`. Use `Auto`.")
+        return operator.diagonal()
+
+    def compute(self, state, vector, options):
+        is_zero = state == 0
+        value = jnp.where(is_zero, 0.0, vector / jnp.where(is_zero, 1.0, state))
+        return value, success_if(jnp.all(state >= 0)), {"rank": jnp.sum(~is_zero)}
+
+    def assume_full_rank(self):
+        return False
 
 
 class Blockwise(AbstractSolver):
@@ -65,13 +78,17 @@ class Blockwise(AbstractSolver):
     Without damping it is the pseudo-inverse of every block, and the residual is the part of the covector that no step
     can change."""
 
-    def compute(self, system: System):
-        metric = system.operator
-        if not isinstance(metric, BlockMetric):
-            raise TypeError(
-                f"`Blockwise` needs a metric made of blocks, but got `{type(metric).__name__}`. Use `Auto`."
-            )
-        inverse = metric.inverse(0.0 if system.is_undamped else system.damping)
-        value = _tree.flatten(inverse.mv(system.unflatten(system.covector)))[0].astype(system.covector.dtype)
-        solved = RESULTS.successful if system.is_undamped else accurate(system, value)
-        return value, RESULTS.where(inverse.failures == 0, solved, RESULTS.not_finite), {}
+    def init(self, operator, options):
+        if not isinstance(operator.metric, BlockMetric):
+            kind = type(operator.metric).__name__
+            raise TypeError(f"`Blockwise` needs a metric made of blocks, but got `{kind}`. Use `Auto`.")
+        return operator.metric.inverse(0.0 if operator.is_undamped else operator.damping), operator
+
+    def compute(self, state, vector, options):
+        inverse, operator = state
+        value = _tree.flatten(inverse.mv(operator.unflatten(vector)))[0].astype(vector.dtype)
+        outcomes = lx.RESULTS
+        return value, outcomes.where(inverse.failures == 0, outcomes.successful, outcomes.nonfinite_input), {}
+
+    def assume_full_rank(self):
+        return False

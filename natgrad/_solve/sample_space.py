@@ -4,7 +4,7 @@ from jaxtyping import PyTree
 from natgrad import _linalg, _tree
 from natgrad._metric.base import AbstractMetric
 from natgrad._metric.pullback import PullbackMetric
-from natgrad._solve.base import RESULTS, AbstractSolver, System, accurate
+from natgrad._solve.base import AbstractSolver, success_if
 
 
 class SampleSpace(AbstractSolver):
@@ -20,16 +20,22 @@ class SampleSpace(AbstractSolver):
 
     cotangents: PyTree = None
 
-    def compute(self, system: System):
-        metric = system.operator
+    def init(self, operator, options):
+        metric = operator.metric
         if not isinstance(metric, AbstractMetric):
             raise TypeError(f"`SampleSpace` needs a natgrad metric, but got `{type(metric).__name__}`. Use `CG`.")
-        if system.is_undamped:
+        if self.cotangents is not None and not isinstance(metric, PullbackMetric):
+            raise TypeError("`SampleSpace(cotangents=...)` needs the metric of one model, not a combination.")
+        if operator.is_undamped:
             raise ValueError(
                 "`SampleSpace` needs `damping` above 0, but got 0. Use `PseudoInverse` for a limit without."
             )
         gram = metric.root_gram()
-        root = _linalg.cholesky(gram + system.damping * jnp.eye(len(gram), dtype=gram.dtype))
+        return operator, _linalg.cholesky(gram + operator.damping * jnp.eye(len(gram), dtype=gram.dtype))
+
+    def compute(self, state, vector, options):
+        operator, root = state
+        metric, g = operator.metric, vector
 
         def pull(u):
             return _tree.flatten(metric.root_transpose_mv(u))[0]
@@ -38,19 +44,17 @@ class SampleSpace(AbstractSolver):
             return _linalg.cholesky_solve(root, u[:, None])[:, 0]
 
         def woodbury(g):
-            return (g - pull(solve(metric.root_mv(system.unflatten(g))))) / system.damping
+            return (g - pull(solve(metric.root_mv(operator.unflatten(g))))) / operator.damping
 
-        g = system.covector
         value = woodbury(g)
         if self.cotangents is not None:
-            if not isinstance(metric, PullbackMetric):
-                raise TypeError("`SampleSpace(cotangents=...)` needs the metric of one model, not a combination.")
             coordinates = metric.root_coordinates(self.cotangents).astype(g.dtype)
             mismatch = jnp.linalg.norm(pull(coordinates) - g)
             met = mismatch <= jnp.finfo(g.dtype).eps ** 0.5 * jnp.linalg.norm(g)
             value = jnp.where(met, pull(solve(coordinates)), value)
         # One step of iterative refinement wins back most of what the subtraction lost.
-        value = value + woodbury(g - system.mv(value))
-        definite = jnp.all(jnp.isfinite(root))
-        result = RESULTS.where(definite, accurate(system, value), RESULTS.not_positive_definite)
-        return value, result, {"rows": len(gram)}
+        value = value + woodbury(g - operator.mv(value))
+        return value, success_if(jnp.all(jnp.isfinite(root))), {"rows": len(root)}
+
+    def assume_full_rank(self):
+        return True

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import optax
 from jaxtyping import PyTree
 
@@ -16,7 +17,6 @@ from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part, over_live
-from natgrad._solve.base import AbstractSolver
 from natgrad._solve.cg import CG
 from natgrad._solve.solve import Auto, solve
 from natgrad._types import Key, Scalar
@@ -43,7 +43,7 @@ class Exact(AbstractStructure):
 
     def __check_init__(self):
         check_part(self)
-        if not isinstance(self.solver, AbstractSolver):
+        if not isinstance(self.solver, lx.AbstractLinearSolver):
             raise TypeError(f"`Exact` needs a solver, such as `CG()`, but got `{type(self.solver).__name__}`.")
 
     def init(self, parts, key, damping):
