@@ -165,7 +165,7 @@ def flat(tree) -> np.ndarray:
 
 def columns(factor) -> np.ndarray:
     """The columns of a factor as a matrix with one row a column."""
-    return np.concatenate([np.reshape(leaf, (len(leaf), -1)) for leaf in jax.tree.leaves(factor)], axis=1)
+    return np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(factor)], axis=1)
 
 
 def assert_close(actual, expected, rtol=1e-10, atol=1e-12) -> None:

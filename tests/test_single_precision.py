@@ -36,32 +36,46 @@ def assert_agree(build, tolerance: float) -> None:
     single, double = in_both_precisions(build)
     assert jax.tree.structure(single) == jax.tree.structure(double)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(single), jax.tree.leaves(double), strict=True):
-        off = np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30)
-        assert off < tolerance, f"{jax.tree_util.keystr(path)} is off by {off:.1e}"
+        assert_near(a, b, tolerance, jax.tree_util.keystr(path))
+
+
+def assert_near(found, expected, tolerance: float, what: str = "it") -> None:
+    off = np.max(np.abs(np.asarray(found) - expected)) / max(np.max(np.abs(expected)), 1e-30)
+    assert off < tolerance, f"{what} is off by {off:.1e}"
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_geometries(name):
-    """Products with many tangents at once, factors and dissimilarities of many outputs."""
+    """Products with many tangents at once, factors and dissimilarities of many outputs, against factors in double
+    precision. Half the examples are at one output, half at the other."""
+    geometry, z, other, _ = GEOMETRIES[name]()
+    repeat = lambda a, b: np.repeat(np.stack([a, b]), NUM_EXAMPLES // 2, axis=0)
+    first, second = jax.tree.map(repeat, z, other), jax.tree.map(repeat, other, z)
+    tangents = jax.tree.map(lambda leaf: normal(3, NUM_TANGENTS, *leaf.shape), first)
 
-    def build():
-        case = GEOMETRIES[name]()
-        repeat = lambda z: jnp.repeat(jnp.asarray(z)[None], NUM_EXAMPLES // 2, axis=0)
-        z, other = (jax.tree.map(repeat, tree) for tree in (case.z, case.other))
-        # Half the examples are at one output, half at the other.
-        joined = lambda a, b: jnp.concatenate([a, b])
-        first, second = jax.tree.map(joined, z, other), jax.tree.map(joined, other, z)
-        tangents = jax.tree.map(lambda leaf: normal(3, NUM_TANGENTS, *leaf.shape), first)
+    @jax.jit
+    def compute(z, z0, v):
+        product = jax.vmap(jax.vmap(geometry.metric_mv), (None, 0))(z, v)
+        # Factors are unique up to the signs of columns, of which their squares know nothing.
+        squares = jax.tree.map(lambda s: jnp.sum(s**2, axis=1), jax.vmap(geometry.factor)(z))
+        return product, squares, jax.vmap(geometry.dissimilarity)(z, z0)
 
-        def compute(z, z0, v):
-            product = jax.vmap(jax.vmap(case.geometry.metric_mv), (None, 0))(z, v)
-            # Factors are unique up to the signs of columns, of which their squares know nothing.
-            squares = jax.tree.map(lambda s: jnp.sum(s**2, axis=1), jax.vmap(case.geometry.factor)(z))
-            return product, squares, jax.vmap(case.geometry.dissimilarity)(z, z0)
-
-        return compute, (first, second, tangents)
-
-    assert_agree(build, 1e-4)
+    *found, distances = compute(first, second, tangents)
+    with jax.enable_x64(True):
+        geometry, z, other, _ = GEOMETRIES[name]()
+        both = [jax.tree.map(lambda a, b: np.stack([a, b]), *pair) for pair in ((z, other), (other, z))]
+        exact = jax.jit(lambda z, z0: (jax.vmap(geometry.factor)(z), jax.vmap(geometry.dissimilarity)(z, z0)))(*both)
+    flatten = lambda tree, num_axes: [
+        np.asarray(leaf, float).reshape(*leaf.shape[:num_axes], -1) for leaf in jax.tree.leaves(tree)
+    ]
+    spread = lambda array: np.repeat(np.asarray(array), NUM_EXAMPLES // 2, axis=0)
+    factors = [spread(leaf) for leaf in flatten(exact[0], 2)]
+    along = sum(np.einsum("ncd,tnd->tnc", s, v) for s, v in zip(factors, flatten(tangents, 2), strict=True))
+    expected = [np.einsum("ncd,tnc->tnd", s, along) for s in factors], [np.sum(s**2, axis=1) for s in factors]
+    for trees, num_axes, references in zip(found, (2, 1), expected, strict=True):
+        for leaf, reference in zip(flatten(trees, num_axes), references, strict=True):
+            assert_near(leaf, reference, 1e-4)
+    assert_near(distances, spread(exact[1]), 1e-4)
 
 
 def perceptron(params, x):
