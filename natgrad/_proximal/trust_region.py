@@ -46,11 +46,7 @@ def trust_region_step(
     """
     problem.check(w)
     around = Neighbourhood(problem, w)
-    radius = real_array(radius, f"{caller()}: `radius`")
-    if radius.ndim:
-        raise ValueError(f"{caller()} needs one number for `radius`, but got an array of shape {radius.shape}.")
-    positive = Requirement(radius > 0, "a `radius` above 0", "It is in the units of the dissimilarity.")
-    radius = require(radius, [positive]).astype(around.start.dtype)
+    radius = _positive_number(radius).astype(around.start.dtype)
 
     def distance(u: PyTree) -> Scalar:
         return problem.space.dissimilarity(u, w).astype(radius.dtype)
@@ -93,6 +89,14 @@ def trust_region_step(
     result = results.where(is_inner | is_outer, results.successful, results.no_multiplier)
     steps = root.stats["num_steps"]
     return conclude(problem, w, value, mismatch, strength=mu, num_steps=steps, result=result)
+
+
+def _positive_number(radius: Any) -> Scalar:
+    radius = real_array(radius, f"{caller()}: `radius`")
+    if radius.ndim:
+        raise ValueError(f"{caller()} needs one number for `radius`, but got an array of shape {radius.shape}.")
+    positive = Requirement(radius > 0, "a `radius` above 0", "It is in the units of the dissimilarity.")
+    return require(radius, [positive])
 
 
 def _proximal_start(around: Neighbourhood, radius: Scalar, natural: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
