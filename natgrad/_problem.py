@@ -1,4 +1,4 @@
-"""A problem whole: what to train, on which data, and how to judge it."""
+"""A problem: a model, an objective, initial parameters and data, with batches, losses and metrics."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -11,19 +11,19 @@ from jaxtyping import PyTree
 
 from natgrad._check import caller, public
 from natgrad._family.categorical import Categorical, MinimalCategorical
-from natgrad._model import check_params
+from natgrad._model import check_outputs, check_params, of_params
 from natgrad._optimiser.evaluation import loss_at
 from natgrad._optimiser.objective import LeastSquares, Likelihood
 from natgrad._optimiser.problem import Bound, Terms, as_terms, batches_of, refuse_invalid
 from natgrad._types import Scalar
 
-# How many examples, evenly spaced, the loss on the training data is looked at on.
+# How many training examples, evenly spaced, the training loss is computed on.
 SHOWN = 2000
 
 
 class Score(NamedTuple):
-    """How good parameters are: the loss on the training data (on at most 2000 examples of it), that on the held-out
-    data if there is any, and metrics on the latter, or else on the former."""
+    """The loss on the training data, the loss on the held-out data if there are any, and the metrics on the held-out
+    data or else on the training data."""
 
     loss: Scalar
     held_out_loss: Scalar | None
@@ -31,21 +31,31 @@ class Score(NamedTuple):
 
 
 class Problem:
-    """A model, its objective, initial parameters and data: all that the command line needs to train and to compare.
+    """A model, its objective, initial parameters and data, for the command line to train and to compare.
 
     **Arguments:**
 
     - `model`: `model(params, x) -> z`; or `Terms`, with `objective=None`.
     - `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`.
     - `params`: a tree of floating-point arrays.
-    - `data`: `(x, y)` or `(x, y, weights)` with the examples along the leading axis, of `Terms` a mapping to these.
-    - `batch_size`: how many examples a step sees; by default all of them.
-    - `held_out`: data like `data` that are not trained on.
-    - `metrics`: functions `metric(z, y)` of the outputs for many examples and their targets that give one number each;
-      by default the accuracy for labels and the explained part of the variance for `LeastSquares`.
-    - `steps`: how many steps a run has unless the command line says otherwise.
-    - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
-    - `name`, `about`: for reports.
+    - `data`: `(x, y)` or `(x, y, weights)` with the examples along the leading axis; with `Terms`, a mapping from the
+      name of a term to its data.
+    - `batch_size`: number of examples of a step; by default all of them.
+    - `held_out`: data like `data` that are not trained on; by default none.
+    - `metrics`: a mapping from names to functions `metric(z, y)` of all outputs and targets that return one number. By
+      default the accuracy for labels and the explained variance for `LeastSquares`.
+    - `steps`: number of steps of a run, unless the command line says otherwise; default 500.
+    - `has_aux`: whether the model returns `(z, aux)`, of which `aux` is ignored; default `False`.
+    - `name`, `about`: name and description for reports.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.linspace(-1.0, 1.0, 20)[:, None]
+    problem = ng.Problem(lambda w, x: x @ w, ng.LeastSquares(), jnp.zeros((1, 1)), (x, 3 * x), batch_size=5)
+    problem.loss(problem.params, problem.batch(0))
+    ```
     """
 
     @public
@@ -87,47 +97,57 @@ class Problem:
 
     @property
     def batches_an_epoch(self) -> int:
+        """The number of whole batches in the training data."""
         return 1 if self.batch_size is None else self.num_examples // self.batch_size
 
     def rows(self, step: int, seed: int = 0) -> np.ndarray | None:
-        """Which examples a step sees, `None` for all of them: none of them twice an epoch, in an order that depends on
-        the seed. Those that are too few for one more batch wait for the next epoch. The same for every step of a
-        number, so that a run can go on where it stopped."""
+        """Indices of the examples of a step, or `None` for all examples.
+
+        Every epoch visits the examples in another random order, and drops those that do not fill a batch. The indices
+        depend on `step` and `seed` only, so an interrupted run can be resumed."""
         if self.batch_size is None:
             return None
         epoch, place = divmod(step, self.batches_an_epoch)
         order = _order(seed, epoch, self.num_examples)
         return order[place * self.batch_size : (place + 1) * self.batch_size]
 
+    @public
     def batch(self, step: int = 0, seed: int = 0) -> Any:
         """The examples of a step."""
         return self.taken(self.data, self.rows(step, seed))
 
     @staticmethod
     def taken(data: Any, rows: Any) -> Any:
-        """Some of the examples."""
+        """The examples with the indices `rows`; all of them if `rows` is `None`."""
         return data if rows is None else jax.tree.map(lambda leaf: leaf[rows], data)
 
+    @public
     def loss(self, params: PyTree, data: Any) -> Scalar:
-        """The mean loss over some data; of `Terms`, their weighted sum."""
-        return loss_at(self._bound(data), params)
+        """The mean loss over some data; with `Terms`, the weighted sum over the terms."""
+        return loss_at(self._bound(params, data), params)
 
     def shown(self) -> Any:
-        """The training data that losses are looked at on."""
+        """The training data on which the training loss is computed: at most 2000 examples, evenly spaced."""
         if len(self.terms) > 1 or self.num_examples <= SHOWN:
             return self.data
         return self.taken(self.data, np.linspace(0, self.num_examples - 1, SHOWN).astype(np.int32))
 
+    @public
     def score(self, params: PyTree, shown: Any, held_out: Any) -> Score:
+        """Losses on two sets of data, `held_out` may be `None`, and metrics on the latter or else on the former."""
         loss = self.loss(params, shown)
         held_out_loss = None if held_out is None else self.loss(params, held_out)
-        judged = shown if held_out is None else held_out
-        return Score(loss, held_out_loss, self._measured(params, judged))
+        evaluated = shown if held_out is None else held_out
+        return Score(loss, held_out_loss, self._metric_values(params, evaluated))
 
-    def _bound(self, data: Any) -> list[Bound]:
-        return [Bound(term, term.outputs, own) for term, own in batches_of(self.terms, data)]
+    def _bound(self, params: PyTree, data: Any) -> list[Bound]:
+        """The terms with their batches, if the outputs of the model have the axis of examples."""
+        bounds = [Bound(term, term.outputs, batch) for term, batch in batches_of(self.terms, data)]
+        for bound in bounds:
+            check_outputs(jax.eval_shape(of_params(bound.model, bound.batch.x), params), bound.batch.size)
+        return bounds
 
-    def _measured(self, params: PyTree, data: Any) -> dict[str, Any]:
+    def _metric_values(self, params: PyTree, data: Any) -> dict[str, Any]:
         if not self.metrics or None not in self.terms:
             return {}
         ((term, batch),) = batches_of(self.terms, data)
@@ -149,48 +169,49 @@ class Problem:
     def _check(self) -> None:
         if self.batch_size is not None and isinstance(self.model, Terms):
             raise ValueError(
-                f"`Problem` cannot cut the batches of `Terms`, but got `batch_size={self.batch_size}`. Leave it out to "
-                "take all."
+                f"{caller()} cannot split the data of `Terms` into batches, but got `batch_size={self.batch_size}`. "
+                "Leave it out: every step then uses all data."
             )
         named = {"params": self.params, "data": self.data, "held_out": self.held_out}
         for name, tree in named.items():
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-                own = np.asarray(leaf)
-                if np.issubdtype(own.dtype, np.floating) and not np.isfinite(own).all():
-                    count, where = int((~np.isfinite(own)).sum()), f"{name}{jax.tree_util.keystr(path)}"
+                array = np.asarray(leaf)
+                if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+                    count, place = int((~np.isfinite(array)).sum()), f"{name}{jax.tree_util.keystr(path)}"
                     raise ValueError(
-                        f"`Problem` got `{where}` with {count} of its {own.size} entries not finite. Remove or replace "
-                        "NaN and infinities first: a loss over them has no meaning."
+                        f"{caller()} got `{place}` with {count} of its {array.size} entries not finite, so the loss "
+                        "would not be finite. Remove or replace NaN and infinities."
                     )
         for name, data in (("data", self.data), ("held_out", self.held_out)):
             if data is not None:
-                refuse_invalid(self._bound(data), self.params, f"{caller()}: `{name}`")
+                refuse_invalid(self._bound(self.params, data), self.params, f"{caller()}: `{name}`")
         score = jax.eval_shape(self.score, self.params, self.data, self.held_out)
         for name, value in score.metrics.items():
             if value.shape:
                 raise ValueError(
-                    f"`Problem`: the metric `{name}` must be one number for all examples together, but has shape "
-                    f"{value.shape}. Take a mean."
+                    f"{caller()}: the metric `{name}` must be one number for all examples together, but has shape "
+                    f"{value.shape}. Return its mean."
                 )
 
 
 def _check_whole(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"`Problem` needs a whole number above 0 for `{name}`, but got {value!r}.")
+        raise ValueError(f"{caller()} needs a whole number above 0 for `{name}`, but got {value!r}.")
 
 
 @functools.lru_cache(maxsize=2)
 def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The random order of the examples in an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count).astype(np.int32)
 
 
 def accuracy(z: Any, y: Any) -> Scalar:
-    """The fraction of labels that are the likeliest."""
+    """The fraction of examples whose label has the largest logit."""
     return jnp.mean((jnp.argmax(z, axis=-1) == y).astype(float))
 
 
 def minimal_accuracy(z: Any, y: Any) -> Scalar:
-    """As `accuracy`, for outputs without the last class."""
+    """`accuracy` for logits without the last class."""
     return accuracy(jnp.concatenate([z, jnp.zeros_like(z[..., :1])], axis=-1), y)
 
 

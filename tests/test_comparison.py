@@ -102,7 +102,7 @@ def test_problems_that_cannot_work(change, match):
 def test_batches_of_terms_cannot_be_cut():
     own = classes()
     terms = ng.Terms(one=ng.Term(model, ng.Categorical()), two=ng.Term(model, ng.Categorical()))
-    with pytest.raises(ValueError, match="cannot cut the batches of `Terms`"):
+    with pytest.raises(ValueError, match="^`Problem` cannot split the data of `Terms`"):
         ng.Problem(terms, None, own.params, {"one": own.data, "two": own.data}, batch_size=5)
 
 

@@ -1,5 +1,6 @@
 """Messages name the function that the user called, wherever inside it something is wrong."""
 
+import inspect
 import threading
 
 import jax
@@ -135,3 +136,83 @@ def test_steps_and_starts_of_an_optimiser_are_told_apart():
         opt.step(params, state, bad)
     with pytest.raises(ValueError, match="^`NaturalGradient.update`: the target of example 0"):
         opt.update(params, state, params, bad)
+
+
+def exported():
+    """Every exported function, and every public method of an exported class, by its name."""
+    for name, value in vars(ng).items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            yield name, value
+        if inspect.isclass(value):
+            methods = {key: method for key, method in inspect.getmembers(value) if callable(method)}
+            for key, method in methods.items():
+                if not key.startswith("_") or key in ("__init__", "__check_init__", "__call__"):
+                    # Equinox wraps methods once more; the code of both wrappers is that of the function inside.
+                    yield f"{name}.{key}", getattr(method, "method", method)
+
+
+def reads_caller(function) -> bool:
+    """Whether a function itself, not one that it calls, asks in whose name to complain."""
+    return "caller" in getattr(getattr(function, "__code__", None), "co_names", ())
+
+
+def test_whatever_is_exported_and_names_its_caller_is_a_caller():
+    functions = dict(exported())
+    assert len(functions) > 300 and reads_caller(inner.__wrapped__) and not reads_caller(inner)
+    # Called by steps only, and warns in their name.
+    assert {name for name, function in functions.items() if reads_caller(function)} <= {
+        "StructureReport.warn_of_fallbacks"
+    }
+
+
+def straight(w, x):
+    return x @ w
+
+
+def erratic(w, x):
+    """A model that forgets the axis of examples, unless there are three of them."""
+    return x @ w if len(x) == 3 else w[0]
+
+
+def problem():
+    return ng.Problem(erratic, ng.LeastSquares(), np.ones((2, 1)), (X, np.ones((3, 1))))
+
+
+TWO = (np.ones((2, 2)), np.ones((2, 1)))
+
+
+def online():
+    return ng.OnlineMaximumLikelihood(ng.Poisson())
+
+
+NAMED = {
+    "`Problem`": lambda: ng.Problem(erratic, ng.LeastSquares(), np.ones((2, 1)), TWO),
+    "`Problem.loss`": lambda: problem().loss(np.ones((2, 1)), TWO),
+    "`Problem.score`": lambda: problem().score(np.ones((2, 1)), TWO, None),
+    "`OnlineMaximumLikelihood`": lambda: ng.OnlineMaximumLikelihood("poisson"),
+    "`OnlineMaximumLikelihood.init`": lambda: online().init(np.array(1j)),
+    "`OnlineMaximumLikelihood.update`": lambda: online().update(online().init(np.array(1.0)), np.array(-1.0)),
+    "`OnlineMaximumLikelihood.update_many`": lambda: online().update_many(online().init(np.array(1.0)), np.array(1.0)),
+    "`OnlineMaximumLikelihood.update_all`": lambda: online().update_all(online().init(np.array(1.0)), [np.array(1.0)]),
+    "`OnlineMaximumLikelihood.natural`": lambda: online().natural(online().init(np.array(1.0))),
+    "`OnlineNaturalGradient.init`": lambda: ng.OnlineNaturalGradient(
+        straight, ng.LeastSquares(), prior_precision={"params[0]": 1.0}
+    ).init([jnp.ones(2), jnp.ones(2)]),
+    "`LowRankPrecision`": lambda: ng.LowRankPrecision(0),
+    "`FunctionSpace`": lambda: ng.FunctionSpace(straight, "Euclidean"),
+    "`constrained_step`": lambda: ng.constrained_step(ng.Simplex(), np.ones(2) / 2, np.ones(3)),
+    "`check_invariance`": lambda: ng.check_invariance(
+        ng.Task(straight, ng.Euclidean(), lambda z, y: z, X, X), jnp.ones(2), lambda w: 2 * w, jnp.ones(2)
+    ),
+    "`Poisson.log_prob`": lambda: ng.Poisson().log_prob(np.array(0.0), np.array(-1.0)),
+    "`Gaussian.from_mean`": lambda: ng.Gaussian(1).from_mean(np.zeros(1), -np.eye(1)),
+    "`expectation_gradient`": lambda: ng.expectation_gradient(
+        ng.Gaussian(1), (np.zeros(1), -np.eye(1)), lambda x: x.sum(), jax.random.key(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_errors_begin_with_the_method_that_was_called(name):
+    with pytest.raises((ValueError, TypeError), match=f"^{name}[: ]"):
+        NAMED[name]()

@@ -1,4 +1,4 @@
-"""What every exponential family can do, from the few things one family states about itself."""
+r"""Exponential families: what follows from $\log Z$, the sufficient statistics and the domains of a family."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -22,8 +22,8 @@ class AbstractFamily(eqx.Module):
     moments: two coordinate systems for the same distributions, with $\xi = \nabla\log Z(\eta)$.
 
     Scalar families act elementwise on arrays of any shape, vector families on the last axis, matrix
-    families on the last two. All leading axes are independent entries of one observation, and what is a
-    number (`log_partition`, `log_prob`, `kl`, `entropy`, `dual`) is summed over them. Map over a batch
+    families on the last two. All leading axes are independent entries of one observation, and results that are
+    numbers (`log_partition`, `log_prob`, `kl`, `entropy`, `dual`) is summed over them. Map over a batch
     of observations with `jax.vmap`. Arithmetic is in single precision at least.
 
     To write a family, state the private methods marked abstract; everything else follows by
@@ -74,7 +74,7 @@ class AbstractFamily(eqx.Module):
         return [all_finite(x), *self._support(x)]
 
     def _tangent_moments(self, v: Moments) -> Moments:
-        """The part of a change of moments that leads to other moments, where those span less than all arrays."""
+        """A change of moments, projected to the space of moments where that is smaller than the space of arrays."""
         return v
 
     def _log_base_measure(self, x: Observation) -> Scalar | float:
@@ -208,8 +208,8 @@ class AbstractFamily(eqx.Module):
 
     @public
     def maximum_likelihood(self, xs: Observation) -> Natural:
-        r"""Natural parameters that make the observations `xs` (along the leading axis) most likely: those
-        whose moments are the average statistics, $\xi = \frac1N\sum_i t(x_i)$."""
+        r"""Natural parameters that make the observations `xs` (along the leading axis) most likely. Their
+        moments are the average statistics, $\xi = \frac1N\sum_i t(x_i)$."""
         xs = self._check_observation(xs, name="observation array `xs`")
         counts = {leaf.shape[:1] for leaf in jax.tree.leaves(xs)}
         if counts & {(), (0,)} or len(counts) != 1:
@@ -290,8 +290,8 @@ class AbstractFamily(eqx.Module):
     def _observed(self, x: Observation, label: str, dtype: jnp.dtype | None) -> Observation:
         if self.observation_type is int:
             return integer_array(x, label)
-        given: Any = getattr(x, "dtype", None)
-        if given is not None and (jnp.issubdtype(given, jnp.integer) or jnp.issubdtype(given, jnp.bool_)):
+        x_dtype: Any = getattr(x, "dtype", None)
+        if x_dtype is not None and (jnp.issubdtype(x_dtype, jnp.integer) or jnp.issubdtype(x_dtype, jnp.bool_)):
             x = x.astype(dtype or jnp.result_type(float))
         x = real_array(x, label, dtype)
         check_event(x, self._event_shapes[0][: self.observation_ndim], label)
@@ -313,7 +313,7 @@ class AbstractFamily(eqx.Module):
         return first.shape[: first.ndim - len(self._event_shapes[0])]
 
     def _fisher_factor(self, eta: Natural) -> Moments:
-        r"""Columns $S$ with $S S^\top = F$, along a new leading axis: those of every event in turn."""
+        r"""Columns $S$ with $S S^\top = F$, along a new leading axis: the columns of one event after the other."""
         lead = self._lead(eta)
         count = len(lead)
         events = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[count:]), eta)

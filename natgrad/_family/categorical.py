@@ -65,7 +65,8 @@ class Categorical(AbstractFamily):
         return v - jnp.mean(v, axis=-1, keepdims=True)
 
     def _fisher_mv(self, eta, v):
-        # Constants do not matter: without that of the likeliest class, `1 - p` is never formed where `p` rounds to 1.
+        # The metric annihilates constants, so the entry of the likeliest class is subtracted from `v`: then `1 - p` is
+        # never formed where `p` rounds to 1.
         p, v = softmax(eta, axis=-1), v - at_likeliest(eta, v)
         return p * (v - jnp.sum(p * v, axis=-1, keepdims=True))
 

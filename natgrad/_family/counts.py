@@ -55,7 +55,7 @@ def mean_failures(eta: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def failures_kl(eta1: Float[Array, "*shape"], eta2: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The divergence of failures before one success: that of one trial, times the mean number of trials."""
+    """The divergence of failures before one success: the divergence of one trial times the mean number of trials."""
     success1, success2 = -jnp.expm1(eta1), -jnp.expm1(eta2)
     failure = measure_kl(jnp.exp(eta1), jnp.exp(eta2), eta2 - eta1)
     return (failure + measure_kl(success1, success2, jnp.log(success2 / success1))) / success1
@@ -68,7 +68,7 @@ def log_factorial(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def draw_poisson(rate: Float[Array, "*shape"], key: Key) -> Float[Array, "*shape"]:
-    """Counts of the given rates: from `MANY` on, where integers overflow, rounded Gaussians of the same moments."""
+    """Counts with rates: from `MANY` on, where integers overflow, rounded Gaussians with the same moments."""
     is_many = rate > MANY
     few = jax.random.poisson(key, jnp.where(is_many, MANY, rate)).astype(rate.dtype)
     many = jnp.round(rate + jnp.sqrt(rate) * jax.random.normal(key, rate.shape, rate.dtype))

@@ -1,7 +1,6 @@
 """The natural gradient of an expectation, as variational inference needs it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,16 +46,19 @@ def expectation_gradient(
         )
     eta = family._check_natural(eta)
     keys = jax.random.split(key, num_samples)
-    own: Any = _along_samples if (family.moves_samples if pathwise is None else pathwise) else _by_scores
-    each = own(family, function, eta, keys)
-    mean = jax.tree.map(lambda draws: jnp.mean(draws, axis=0), each)
-    error = jax.tree.map(lambda draws: jnp.std(draws, axis=0, ddof=1) / num_samples**0.5, each)
+    is_pathwise = family.moves_samples if pathwise is None else pathwise
+    gradients = (_along_samples if is_pathwise else _by_scores)(family, function, eta, keys)
+    mean = jax.tree.map(lambda draws: jnp.mean(draws, axis=0), gradients)
+    error = jax.tree.map(lambda draws: jnp.std(draws, axis=0, ddof=1) / num_samples**0.5, gradients)
     return Estimate(mean, error)
 
 
 def _along_samples(family: AbstractFamily, function: Callable, eta: Natural, keys: Key) -> Natural:
     xi = family._to_moments(eta)
-    cost = lambda xi, key: function(family._draw(family._to_natural(xi), key))
+
+    def cost(xi: Moments, key: Key) -> Scalar:
+        return function(family._draw(family._to_natural(xi), key))
+
     return jax.vmap(jax.grad(cost), (None, 0))(xi, keys)
 
 
@@ -68,8 +70,8 @@ def _by_scores(family: AbstractFamily, function: Callable, eta: Natural, keys: K
     # Every value is compared with the mean of the others, so that the estimate has no bias.
     centred = (values - jnp.mean(values)) * count / (count - 1)
 
-    def one(value: Scalar, x: Observation) -> Moments:
+    def gradient(value: Scalar, x: Observation) -> Moments:
         score = _tree.subtract(family._statistics(x), xi)
         return pull(_tree.scale(value, score))[0]
 
-    return jax.vmap(one)(centred, xs)
+    return jax.vmap(gradient)(centred, xs)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from natgrad import _linalg
-from natgrad._check import public, require
+from natgrad._check import caller, public, require
 from natgrad._family import gaussian_precision as centred
 from natgrad._family.base import AbstractFamily, all_finite
 from natgrad._family.symmetric import outer, positive_definite, symmetrise
@@ -24,12 +24,13 @@ class Gaussian(AbstractFamily):
         if self.dim < 1:
             raise ValueError(f"`Gaussian` needs a dimension of at least 1, but got `dim={self.dim}`.")
 
+    @public
     def from_mean(self, mean: object, covariance: object) -> tuple[Array, Array]:
         r"""Natural parameters of $\mathcal{N}(\mu, \Sigma)$."""
-        label = "`Gaussian.from_mean`: `(mean, covariance)`"
-        given = self._arrays((mean, covariance), label)
-        requirements = [all_finite(given), *positive_definite(given[1], "the covariance")]
-        return natural_of(*require(given, requirements, label))
+        label = f"{caller()}: `(mean, covariance)`"
+        arrays = self._arrays((mean, covariance), label)
+        requirements = [all_finite(arrays), *positive_definite(arrays[1], "the covariance")]
+        return natural_of(*require(arrays, requirements, label))
 
     @public
     def to_mean(self, eta: Natural) -> tuple[Array, Array]:

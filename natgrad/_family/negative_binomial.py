@@ -66,7 +66,10 @@ class NegativeBinomial(AbstractFamily):
 
     def _mean_log_base_measure(self, eta):
         count = self._count(eta)
-        log_laplace = lambda t: -count * jnp.log1p(mean_failures(eta) * -jnp.expm1(-t))
+
+        def log_laplace(t):
+            return -count * jnp.log1p(mean_failures(eta) * -jnp.expm1(-t))
+
         return jnp.sum(mean_log_rising(count, log_laplace) - log_gamma(count))
 
     def _to_moments(self, eta):

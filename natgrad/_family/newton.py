@@ -60,8 +60,8 @@ def _solve(family, xi: Array) -> tuple[Array, Array]:
             size, _, halvings = carry
             return size / 2, objective(eta + size * step), halvings + 1
 
-        one = jnp.ones((), xi.dtype)
-        size, value, _ = jax.lax.while_loop(too_long, halve, (one, jnp.full_like(value, jnp.inf), 0))
+        whole = jnp.ones((), xi.dtype)
+        size, value, _ = jax.lax.while_loop(too_long, halve, (whole, jnp.full_like(value, jnp.inf), 0))
         return eta + 2 * size * step, value
 
     def unfinished(carry):

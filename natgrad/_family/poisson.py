@@ -72,6 +72,9 @@ class Poisson(AbstractFamily):
         large = jnp.where(is_large, rate, LARGE_RATE)
         series = 0.5 * jnp.log(2 * math.pi * math.e * large) - horner(ENTROPY_SERIES, 1 / large) / large
         small = jnp.where(is_large, LARGE_RATE, rate)
-        log_laplace = lambda t: small * jnp.expm1(-t)
+
+        def log_laplace(t):
+            return small * jnp.expm1(-t)
+
         integral = small * (1 - jnp.log(small)) + mean_log_factorial(small, log_laplace)
         return jnp.sum(jnp.where(is_large, series, integral))

@@ -129,7 +129,7 @@ class Product(AbstractFamily):
         return sum(self._call(method, *trees))
 
     def _collect(self, method, tree):
-        return [requirement for found in self._call(method, tree) for requirement in found]
+        return [requirement for requirements in self._call(method, tree) for requirement in requirements]
 
     def _keys(self, key):
         return self._unflatten(list(jax.random.split(key, len(self._parts))))

@@ -82,8 +82,8 @@ def digamma_remainder(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def remainder_divergence(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     r"""The Bregman divergence $s(y) - s(x) - s'(x)(y - x)$ of the remainder, which is convex.
 
-    Below `LARGE` by the recurrence again, whose terms have divergences of their own: the difference above would lose
-    that of neighbours to rounding."""
+    Below `LARGE` by the recurrence again, term by term: for neighbouring arguments the difference above would be lost
+    to rounding."""
     are_large = (x >= LARGE) & (y >= LARGE)
     moved_x, moved_y = (jnp.where(are_large, value, value + LARGE) for value in (x, y))
     slope = digamma_remainder(moved_x) + 0.5 / moved_x
@@ -145,7 +145,7 @@ def mean_logs(alpha: Float[Array, "*lead K"]) -> Float[Array, "*lead K"]:
 
 
 def alpha_guess(mean_log: Float[Array, " K"]) -> Float[Array, " K"]:
-    r"""Parameters whose mean logs are roughly those given: from $\sum_k e^{\mathbb{E}\log x_k} \approx
+    r"""Parameters with roughly the given mean logs: from $\sum_k e^{\mathbb{E}\log x_k} \approx
     1 - \frac{K-1}{2\sum\alpha}$ where they are large and $\psi(\alpha) \approx -1/\alpha$ where they are small."""
     log_total = jax.nn.logsumexp(mean_log)
     concentration = (mean_log.shape[-1] - 1) / (-2 * jnp.expm1(log_total))

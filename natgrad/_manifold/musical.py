@@ -1,3 +1,6 @@
+r"""Maps between vectors and covectors, $G v$ and $G^+ c$, and along a function, $\partial f\,v$ and $\partial f^\top
+c$."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +16,18 @@ from natgrad._vector import Covector, Vector, untyped
 
 @public
 def reparametrise(model: Callable, chart: Callable[[PyTree], PyTree]) -> Callable:
-    r"""The same model in other coordinates: `model(chart(theta), x)` as a function of `theta` and `x`.
+    r"""The model in other coordinates: `model(chart(theta), x)` as a function of `theta` and `x`.
 
-    Its pullback metric at `theta` is that of the model pulled back through the chart, so natural gradients of the
-    two push forward to the same change of the outputs."""
+    The metric at `theta` is $C^\top G\,C$, where $C$ is the Jacobian of the chart and $G$ the metric at `chart(theta)`,
+    so natural gradients in both coordinates push forward to the same change of the outputs.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    model = ng.reparametrise(lambda w, x: x @ w, jnp.exp)  # positive weights
+    ```
+    """
 
     def reparametrised(theta: PyTree, *x: PyTree) -> PyTree:
         return model(chart(theta), *x)
@@ -26,7 +37,7 @@ def reparametrise(model: Callable, chart: Callable[[PyTree], PyTree]) -> Callabl
 
 @public
 def flat(metric: lx.AbstractLinearOperator, vector: Vector | PyTree) -> Covector:
-    r"""The covector $G v$ of a vector."""
+    r"""The covector $G v$ of a vector $v$: `metric` is $G$, and `vector` a `Vector` or a tree like the parameters."""
     return Covector(metric.mv(untyped(vector, Vector)[0]))
 
 
@@ -38,10 +49,24 @@ def sharp(
     damping: Any = 0.0,
     solver: lx.AbstractLinearSolver | None = None,
 ) -> Vector:
-    r"""The vector $G^+ c$ of a covector: the direction in which a cost with gradient $c$ rises fastest.
+    r"""The vector $G^+ c$ of a covector $c$: the direction in which a cost with gradient $c$ rises fastest.
 
-    By default the pseudo-inverse, so that `sharp(G, flat(G, v))` is $G^+ G\,v$, the part of $v$ that the metric can
-    see: all of it where the metric is not singular."""
+    **Arguments:**
+
+    - `metric`: $G$.
+    - `covector`: $c$, a `Covector` or a tree like the parameters, such as a gradient.
+    - `damping`: $\lambda$ in $(G + \lambda I)^{-1}c$, by default 0.
+    - `solver`: by default `PseudoInverse()`. Then `sharp(G, flat(G, v))` is $G^+ G\,v$, the projection of $v$ onto the
+      directions in which the metric is not zero.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.pullback(lambda w: 2 * w, ng.Euclidean(), jnp.ones(3))
+    ng.sharp(metric, jnp.ones(3)).tree  # 1/4 in every entry
+    ```
+    """
     tree, _ = untyped(covector, Covector)
     solver = PseudoInverse() if solver is None else solver
     return Vector(raise_failure(solve(metric, tree, damping=damping, solver=solver)))
@@ -49,7 +74,7 @@ def sharp(
 
 @public
 def pushforward(f: Callable[[PyTree], PyTree], w: PyTree, v: Vector | PyTree) -> Vector:
-    r"""The vector $\partial f(w)\,v$ at $f(w)$: where a step $v$ at $w$ takes the output."""
+    r"""The vector $\partial f(w)\,v$ at $f(w)$: the change of the output by a small step $v$ at $w$."""
     return Vector(jax.jvp(f, (w,), (untyped(v, Vector)[0],))[1])
 
 

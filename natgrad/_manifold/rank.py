@@ -1,3 +1,5 @@
+"""Rank and null space of a metric: how many directions of the parameters change the outputs, and which do not."""
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
@@ -9,7 +11,8 @@ from natgrad._types import Scalar
 
 
 class Rank(eqx.Module):
-    """The rank of a metric at a point, and what it was read from."""
+    """The rank and nullity of a metric, its eigenvalues from the largest to the smallest, and the cutoff below which
+    they count as zero."""
 
     rank: Int[Array, ""]
     nullity: Int[Array, ""]
@@ -19,12 +22,21 @@ class Rank(eqx.Module):
 
 @public
 def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
-    r"""How many independent directions of the parameters move the outputs, and how many (the nullity) move none.
+    r"""How many independent directions of the parameters change the outputs, and how many (the nullity) do not.
 
-    Counts the eigenvalues above `rtol` times the largest (by default the size times machine epsilon). Taken from the
-    Gram matrix in sample space where that is smaller. A rank below the one found at most other parameters reveals a
-    non-proper point. A self-intersection of the model, where several parameters give the same outputs with
-    different tangents, cannot be seen from one of them."""
+    Counts the eigenvalues above `rtol` times the largest; by default `rtol` is the number of parameters times machine
+    epsilon. Uses the Gram matrix in sample space where that is smaller than the metric. A rank below the rank at most
+    other parameters reveals a singularity of the model. A crossing of the model with itself, where several parameters
+    give the same outputs with different tangents, does not change the rank.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.pullback(lambda w: w[:1] + w[1:], ng.Euclidean(), jnp.ones(2))
+    ng.rank(metric).nullity  # 1: the difference of the two parameters
+    ```
+    """
     size = metric.in_size()
     if metric.root_size is not None and metric.root_size < size:
         matrix = metric.root_gram()
@@ -39,10 +51,12 @@ def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
 
 @public
 def null_space(metric: AbstractMetric, *, rtol: float | None = None) -> PyTree:
-    """An orthonormal basis of the directions that the metric gives no length, along a new leading axis of trees like
-    the parameters (dense: for few parameters)."""
+    """An orthonormal basis of the directions in which the metric is zero, along a new leading axis of a tree like the
+    parameters. Forms the dense matrix: for few parameters.
+
+    `rtol` is the cutoff as in `rank`."""
     values, vectors = _linalg.eigh(metric.as_matrix())
     relative = values.size * jnp.finfo(values.dtype).eps if rtol is None else rtol
-    none = jnp.abs(values) <= relative * jnp.max(jnp.abs(values), initial=0.0)
+    is_zero = jnp.abs(values) <= relative * jnp.max(jnp.abs(values), initial=0.0)
     _, unflatten = _tree.flatten(metric._zeros())
-    return eqx.filter_vmap(unflatten)(vectors.T[none])
+    return eqx.filter_vmap(unflatten)(vectors.T[is_zero])

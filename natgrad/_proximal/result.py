@@ -1,4 +1,4 @@
-"""What a proximal step says about itself."""
+"""The result of a proximal step, with outcomes in words, and the search for a step inside the domain."""
 
 from typing import Any, NamedTuple
 
@@ -14,36 +14,36 @@ from natgrad._types import Scalar
 
 
 class PROXIMAL_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
-    """Outcomes of a proximal step: those of a linear solve, and these."""
+    """Outcomes of a proximal step: the outcomes of a linear solve, and four more."""
 
     unfinished = (
-        "The inner iteration stopped before it was accurate; look at `residual`. Likely causes: (a) `max_steps` is too "
-        "small; (b) the tolerances of the solver are below rounding: use float64; (c) the cost has no minimum, since "
-        "`strength` is too small for it."
+        "The inner iteration stopped before it was accurate; see `residual`. Likely causes: (a) `max_steps` is too "
+        "small; (b) the tolerances of the solver are below rounding: use float64; (c) with so small a `strength` there "
+        "is no minimum: raise it."
     )
     shortened = (
         "The step would have left the set on which the geometry is defined. `strength` was doubled until it stayed "
         "inside."
     )
-    left_domain = "The step leads out of the set on which the geometry is defined, and was not taken. Raise `strength`."
+    left_domain = "The step leaves the set on which the geometry is defined, and was not taken. Raise `strength`."
     no_multiplier = (
-        "No point on the boundary of the trust region was found at which cost and dissimilarity balance. The value is "
-        "a step along the natural gradient that stays inside and lowers the cost, if there was one."
+        "No stationary point on the boundary of the trust region was found. The value is a step along the natural "
+        "gradient that stays inside and lowers the cost, or no step if there was none."
     )
 
 
 class ProximalStep(eqx.Module):
-    r"""Where a step ended.
+    r"""The result of a proximal step.
 
     **Attributes:**
 
-    - `value`: the new point; the old one where nothing finite inside the domain was found.
-    - `cost`: $J$ there, and `divergence` $\rho$ from the old point to it.
-    - `residual`: the length of the gradient of what the step minimises, at `value`, relative to that of the cost at the
-      start. Zero for a step that was found exactly.
-    - `strength`: the $\mu$ that was used: larger than the given one if that would have led out of the domain; of a
-      trust region, the multiplier of its constraint.
-    - `num_steps`: of the inner iteration; zero if there was none.
+    - `value`: the new point; the old point if no finite point inside the domain was found.
+    - `cost`, `divergence`: $J(u)$ and $\rho(u, w)$ at the new point $u$.
+    - `residual`: the length of the gradient of the function that the step minimises, at `value`, relative to the length
+      of the gradient of the cost at the start. Zero for a step in closed form.
+    - `strength`: $\mu$. Larger than in the problem if a step with that strength would have left the domain; for a trust
+      region, the multiplier of the constraint.
+    - `num_steps`: steps of the inner iteration; zero without one.
     - `result`: a member of `PROXIMAL_RESULTS`, whose text says what happened.
     """
 
@@ -56,7 +56,7 @@ class ProximalStep(eqx.Module):
     result: PROXIMAL_RESULTS
 
 
-def concluded(
+def conclude(
     problem: ProximalProblem,
     w: PyTree,
     value: PyTree,
@@ -67,24 +67,29 @@ def concluded(
     result: Any = None,
     has_inner: bool = False,
 ) -> ProximalStep:
-    """The step to `value`, or none if that is not finite or not in the domain. `mismatch` is the gradient of what the
-    step minimises; after an inner iteration, whether that was found is judged by it."""
+    """The step to `value`, or no step if that is not finite or not in the domain.
+
+    `mismatch` is the gradient, at `value`, of the function that the step minimises. With `has_inner` it decides whether
+    the inner iteration was accurate."""
     results: Any = PROXIMAL_RESULTS
     result = results.successful if result is None else result
     gradient = problem.gradient(w)
     numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((value, gradient))]
     is_finite = jnp.all(jnp.stack(numbers))
-    stay = lambda good, point: jax.tree.map(lambda new, old: jnp.where(good, new, old), point, w)
-    value = stay(is_finite, value)
+
+    def or_start(is_good: Bool[Array, ""], point: PyTree) -> PyTree:
+        return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), point, w)
+
+    value = or_start(is_finite, value)
     is_inside = problem.space.contains(value)
-    value = stay(is_inside, value)
+    value = or_start(is_inside, value)
     cost = jnp.asarray(problem.cost(value))
     is_finite &= jnp.isfinite(cost)
-    value = stay(is_finite, value)
+    value = or_start(is_finite, value)
 
     def length(covector: PyTree) -> Scalar:
-        visible = problem.space.tangent(covector)
-        return jnp.sqrt(_tree.vdot(visible, visible))
+        tangent = problem.space.tangent(covector)
+        return jnp.sqrt(_tree.vdot(tangent, tangent))
 
     start = length(gradient)
     residual = length(mismatch) / jnp.where(start > 0, start, 1.0)
@@ -104,13 +109,14 @@ def concluded(
 
 
 def is_solved(residual: Scalar, eps: float) -> Bool[Array, ""]:
-    """Whether an inner iteration has done its work: not by its own verdict, which a run-away satisfies and rounding may
-    deny."""
+    """Whether an inner iteration has converged, by its residual.
+
+    The solver's own flag is not enough: it can be set on a sequence that diverges, and rounding can keep it unset."""
     return residual <= eps ** (1 / 3)
 
 
 class Candidate(NamedTuple):
-    """A point inside the domain, the strength it belongs to, and what came of the search."""
+    """A point inside the domain, its strength, and the outcome of the search."""
 
     point: PyTree
     strength: Scalar
@@ -118,18 +124,21 @@ class Candidate(NamedTuple):
 
 
 def within_domain(problem: ProximalProblem, w: PyTree, candidate: Any) -> Candidate:
-    """`candidate(strength)`, a point and whether it is one, at the least strength that stays inside the domain,
-    doubling it from the given one."""
+    """Double the strength of the problem until `candidate(strength)` stays inside the domain.
+
+    `candidate` returns a point and whether it exists."""
 
     def double(state, _):
-        def doubled():
-            strength = 2 * state[0]
-            point, there_is_one = candidate(strength)
-            return strength, point, there_is_one & problem.space.contains(point)
+        strength, _, is_inside = state
 
-        return jax.lax.cond(state[2], lambda: state, doubled), None
+        def try_double():
+            point, exists = candidate(2 * strength)
+            return 2 * strength, point, exists & problem.space.contains(point)
 
-    # From half the strength, so that the candidate is compiled once; and without a while loop, which has no gradient.
+        return jax.lax.cond(is_inside, lambda: state, try_double), None
+
+    # From half the strength, so that `candidate` is compiled once. A `while_loop` would have no reverse-mode
+    # derivative.
     start = problem.strength / 2, w, jnp.array(False)
     (strength, point, is_inside), _ = jax.lax.scan(double, start, length=60)
     point = jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), point, w)

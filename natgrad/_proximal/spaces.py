@@ -1,4 +1,4 @@
-"""One problem, to lower a cost without moving far, that every step of this folder solves or approximates."""
+r"""The proximal problem $\min_u J(u) + \mu\,\rho(u, w)$, and the spaces in which $\rho$ is measured."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,23 +21,41 @@ from natgrad._types import Scalar
 
 
 class FunctionSpace(eqx.Module):
-    r"""Parameters seen through a model: how far apart two of them are is how far apart their outputs are, in a geometry
-    and on average over `x`. A model without data is `model(params)` with `x=None`; one with `has_aux` returns
-    `(z, aux)`, of which `aux` is left out."""
+    r"""Parameters measured by their outputs: $\rho(u, w) = \frac1N\sum_i \rho(f(u, x_i), f(w, x_i))$ in a geometry.
+
+    **Arguments:**
+
+    - `model`: `model(params, x) -> z`, or `model(params) -> z` with `x=None`.
+    - `geometry`: a geometry of the output of one example.
+    - `x`: inputs with the examples along the leading axis; default `None`.
+    - `has_aux`: whether the model returns `(z, aux)`, of which `aux` is ignored; default `False`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    space = ng.FunctionSpace(lambda w, x: x @ w, ng.Euclidean(), jnp.eye(3))
+    problem = ng.ProximalProblem(lambda w: jnp.sum((w - 1) ** 2), space, strength=2.0)
+    ```
+    """
 
     model: Callable = eqx.field(converter=_tree.as_callable)
     geometry: Any
     x: PyTree = None
     has_aux: bool = eqx.field(default=False, static=True)
 
+    @public
     def __check_init__(self):
         if not isinstance(self.geometry, AbstractGeometry):
-            given = getattr(self.geometry, "__name__", type(self.geometry).__name__)
-            raise TypeError(f"`FunctionSpace` needs a geometry, such as `Euclidean()`, but got `{given}`.")
+            name = getattr(self.geometry, "__name__", type(self.geometry).__name__)
+            raise TypeError(f"{caller()} needs a geometry, such as `Euclidean()`, but got `{name}`.")
 
+    @public
     def dissimilarity(self, other: PyTree, params: PyTree) -> Scalar:
+        """The mean dissimilarity between the outputs of `other` and of `params`."""
         return function_distance(self.model, self.geometry, params, other, self.x, has_aux=self.has_aux)
 
+    @public
     def metric(self, params: PyTree) -> AbstractMetric:
         """The pullback metric, the Hessian of the dissimilarity where both arguments agree."""
         return pullback(self.model, self.geometry, params, self.x, has_aux=self.has_aux, check=False)
@@ -48,11 +66,12 @@ class FunctionSpace(eqx.Module):
         return jnp.all(jax.vmap(self.geometry._contains)(z))
 
     def tangent(self, v: PyTree) -> PyTree:
-        """The part of a change that stays where the geometry is defined."""
+        """A change of the parameters, projected to where the geometry is defined."""
         return v
 
-    def mirrored(self, params: PyTree, c: PyTree) -> tuple[PyTree, Bool[Array, ""]] | None:
-        """Where moving against `c` in the dual coordinates leads, if there is a closed form."""
+    def mirror(self, params: PyTree, c: PyTree) -> tuple[PyTree, Bool[Array, ""]] | None:
+        """The point after moving against `c` in the dual coordinates, and whether it exists; `None` without a closed
+        form."""
         del params, c
         return None
 
@@ -74,7 +93,7 @@ class ParameterSpace(eqx.Module):
     def tangent(self, v: PyTree) -> PyTree:
         return self.geometry._tangent(v)
 
-    def mirrored(self, params: PyTree, c: PyTree) -> tuple[PyTree, Bool[Array, ""]] | None:
+    def mirror(self, params: PyTree, c: PyTree) -> tuple[PyTree, Bool[Array, ""]] | None:
         return self.geometry._mirrored(params, c)
 
 
@@ -83,15 +102,16 @@ def _identity(params: PyTree) -> PyTree:
 
 
 class ProximalProblem(eqx.Module):
-    r"""To minimise $J(u) + \mu\,\rho(u, w)$ over $u$, for a point $w$ that is given to the steps:
+    r"""Minimise $J(u) + \mu\,\rho(u, w)$ over $u$: lower a cost without moving far from $w$. The steps take $w$ and
+    solve the problem or an approximation:
 
     | step | cost | dissimilarity |
     |---|---|---|
-    | `proximal_point` | as it is | as it is |
-    | `mirror_step` | linear at $w$ | as it is |
+    | `proximal_point` | exact | exact |
+    | `mirror_step` | linear at $w$ | exact |
     | `natural_step` | linear at $w$ | quadratic at $w$ |
     | `damped_newton_step` | quadratic at $w$ | quadratic at $w$ |
-    | `trust_region_step` | as it is | at most a radius |
+    | `trust_region_step` | exact | at most a radius |
 
     **Arguments:**
 
@@ -99,7 +119,15 @@ class ProximalProblem(eqx.Module):
     - `dissimilarity`: $\rho$, as a geometry of the parameters (`Euclidean()`; `Fisher(family)` if they are natural
       parameters and `DualFisher(family)` if they are moments; `Bregman(phi)`), as `FunctionSpace(model, geometry, x)`,
       or as a function `rho(u, w)`.
-    - `strength`: $\mu > 0$.
+    - `strength`: $\mu > 0$, by default 1.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    problem = ng.ProximalProblem(lambda w: jnp.sum(w**2), ng.Euclidean(), strength=2.0)
+    ng.proximal_point(problem, jnp.ones(2)).value  # 1/2 in both entries
+    ```
     """
 
     cost: Callable[[PyTree], Scalar]
@@ -119,16 +147,18 @@ class ProximalProblem(eqx.Module):
         self.strength = require(strength, [positive])
 
     def gradient(self, w: PyTree) -> PyTree:
+        r"""$\nabla J(w)$."""
         return jax.grad(self.cost)(w)
 
+    @public
     def check(self, w: PyTree) -> None:
-        """Refuse a point that is no tree of arrays, or at which nothing can be measured."""
+        """Refuse a point that is not a tree of arrays, or at which cost or geometry are not defined."""
         check_params(w)
         shape = jax.eval_shape(self.cost, w)
         is_number = jax.tree.structure(shape) == jax.tree.structure(0) and shape.shape == ()
         if not is_number or not jnp.issubdtype(shape.dtype, jnp.floating):
             raise TypeError(f"{caller()} needs a `cost` that returns one real number, but it returns {shape}.")
-        # Refuses outputs without an axis of examples, in words.
+        # Raises if the outputs have no axis of examples.
         jax.eval_shape(self.space.dissimilarity, w, w)
         inside = Requirement(
             self.space.contains(w), "a point at which the geometry is defined", "Start inside its domain."
