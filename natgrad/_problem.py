@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from natgrad._check import caller, public
 from natgrad._family.categorical import Categorical, MinimalCategorical
-from natgrad._model import check_outputs, check_params, of_params
+from natgrad._model import check_outputs, check_params
 from natgrad._optimiser.evaluation import loss_at
 from natgrad._optimiser.objective import LeastSquares, Likelihood
 from natgrad._optimiser.problem import Bound, Terms, as_terms, batches_of, refuse_invalid
@@ -144,7 +144,7 @@ class Problem:
         """The terms with their batches, if the outputs of the model have the axis of examples."""
         bounds = [Bound(term, term.outputs, batch) for term, batch in batches_of(self.terms, data)]
         for bound in bounds:
-            check_outputs(jax.eval_shape(of_params(bound.model, bound.batch.x), params), bound.batch.size)
+            check_outputs(jax.eval_shape(bound.map, params), bound.batch.size)
         return bounds
 
     def _metric_values(self, params: PyTree, data: Any) -> dict[str, Any]:
