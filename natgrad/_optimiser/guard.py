@@ -71,7 +71,7 @@ class AbstractGuard(eqx.Module):
     whether that step is to blame for a loss that is out of the ordinary."""
 
     def init(self, w: Flat, last: Flat | None) -> PyTree:
-        """A state of the right shapes, for parameters and a last update. Only these are used: a run starts from zeros."""
+        """A state of the right shapes, for parameters and a last update. A run starts from zeros."""
         del w, last
         return ()
 
