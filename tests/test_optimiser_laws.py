@@ -1,5 +1,7 @@
 """A step is what its formula says: against dense algebra, closed forms and another library's iterations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,21 +14,25 @@ from zoo import affine, classifier, classifier_problem
 import natgrad as ng
 
 
+@jax.jit
 def loss(params, x, y):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(classifier(params, x)), y[:, None], axis=1))
 
 
-def dense(structure):
+# Compiled once for all tests: outside `jit` every call of these would compile its own programs.
+loss_gradient = jax.jit(jax.grad(loss))
+METRICS = {ng.Diagonal: ng.diagonal, ng.KFAC: ng.kfac, ng.EKFAC: ng.ekfac, ng.Exact: ng.pullback}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def metric_matrix(kind, params, x):
     """The metric that a structure stands for, exact backward passes."""
+    return METRICS[kind](classifier, ng.Fisher(ng.Categorical()), params, x).as_matrix()
+
+
+def dense(structure):
     params, (x, _) = classifier_problem()
-    geometry = ng.Fisher(ng.Categorical())
-    if isinstance(structure, ng.Diagonal):
-        return ng.diagonal(classifier, geometry, params, x).as_matrix()
-    if isinstance(structure, ng.KFAC):
-        return ng.kfac(classifier, geometry, params, x).as_matrix()
-    if isinstance(structure, ng.EKFAC):
-        return ng.ekfac(classifier, geometry, params, x).as_matrix()
-    return ng.pullback(classifier, geometry, params, x).as_matrix()
+    return metric_matrix(type(structure), params, x)
 
 
 STRUCTURES = {
@@ -54,7 +60,7 @@ def test_a_step_solves_with_the_damped_metric(name):
         momentum=ng.NoMomentum(),
     )
     found, _, info = one_step(opt, params, (x, y))
-    value, gradient = jax.value_and_grad(loss)(params, x, y)
+    value, gradient = loss(params, x, y), loss_gradient(params, x, y)
     matrix = np.asarray(dense(structure)) + 0.1 * np.eye(len(ravel(params)))
     expected = ravel(params) - 0.5 * np.linalg.solve(matrix, ravel(gradient))
     np.testing.assert_allclose(ravel(found), expected, rtol=1e-8, atol=1e-10)
@@ -74,8 +80,8 @@ def test_factored_damping_is_that_of_the_metric():
         momentum=ng.NoMomentum(),
     )
     found, *_ = one_step(opt, params, (x, y))
-    inverse = ng.kfac(classifier, ng.Fisher(ng.Categorical()), params, x).inverse(0.1, factored=True)
-    step = inverse.mv(jax.grad(loss)(params, x, y))
+    factored = lambda params, x: ng.kfac(classifier, ng.Fisher(ng.Categorical()), params, x).inverse(0.1, factored=True)
+    step = jax.jit(lambda params, x, g: factored(params, x).mv(g))(params, x, loss_gradient(params, x, y))
     np.testing.assert_allclose(ravel(found), ravel(params) - ravel(step), rtol=1e-8, atol=1e-10)
 
 
@@ -141,7 +147,7 @@ def test_multipliers_and_l2_are_added_where_they_belong():
     )
     l2, damping = each(0.2, 0.0, 0.4), each(0.1, 0.3, 0.3)
     w = np.asarray(ravel(params))
-    gradient = ravel(jax.grad(loss)(params, x, y)) + l2 * w
+    gradient = ravel(loss_gradient(params, x, y)) + l2 * w
     expected = w - np.linalg.solve(np.asarray(dense(ng.Exact())) + np.diag(l2 + damping), gradient)
     np.testing.assert_allclose(ravel(found), expected, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(info.loss, loss(params, x, y) + np.sum(l2 * w**2) / 2, rtol=1e-12)
@@ -227,8 +233,8 @@ def test_step_size_and_momentum_minimise_the_quadratic_model():
     step, state = compiled_step(opt), opt.init(params, (x, y))
     before, state, _ = step(params, state, (x, y))
     after, new, info = step(before, state, (x, y))
-    gradient = ravel(jax.grad(loss)(before, x, y))
-    matrix = np.asarray(ng.pullback(classifier, ng.Fisher(ng.Categorical()), before, x).as_matrix()) + 0.1 * np.eye(31)
+    gradient = ravel(loss_gradient(before, x, y))
+    matrix = np.asarray(metric_matrix(ng.Exact, before, x)) + 0.1 * np.eye(31)
     last, change = ravel(before) - ravel(params), ravel(after) - ravel(before)
     direction = (change - info.momentum * last) / info.step_size
     basis = np.stack([direction, last], axis=1)
@@ -251,8 +257,8 @@ def test_spring_stays_close_to_the_last_update():
     before, state, _ = step(params, state, (x, y))
     after, *_ = step(before, state, (x, y))
     last = ravel(before) - ravel(params)
-    matrix = np.asarray(ng.pullback(classifier, ng.Fisher(ng.Categorical()), before, x).as_matrix())
-    gradient = ravel(jax.grad(loss)(before, x, y))
+    matrix = np.asarray(metric_matrix(ng.Exact, before, x))
+    gradient = ravel(loss_gradient(before, x, y))
     kept = 0.9 * last
     expected = kept - np.linalg.solve(matrix + 0.1 * np.eye(31), gradient + matrix @ kept)
     np.testing.assert_allclose(ravel(after) - ravel(before), expected, rtol=1e-7, atol=1e-9)
@@ -273,7 +279,7 @@ def test_clipped_steps_move_no_further_than_the_radius():
     np.testing.assert_array_equal(ravel(loose), ravel(free))
     tight, _, info = one_step(make(1e-3), params, (x, y))
     change, whole = ravel(tight) - ravel(params), ravel(free) - ravel(params)
-    gradient = ravel(jax.grad(loss)(params, x, y))
+    gradient = ravel(loss_gradient(params, x, y))
     # Half the squared length of the whole step is half its product with the gradient.
     np.testing.assert_allclose(-info.step_size * (gradient @ change) / 2, 1e-3, rtol=1e-6)
     np.testing.assert_allclose(change, info.step_size * whole, rtol=1e-8)
@@ -290,8 +296,8 @@ def test_steps_are_as_long_as_new_batches_agree():
         w, state, step = params, opt.init(params, batches[0]), compiled_step(opt)
         directions, cosines, length, size = [], [], 1.0, 0.0
         for batch in batches:
-            g = ravel(jax.grad(loss)(w, *batch))
-            matrix = ng.pullback(classifier, ng.Fisher(ng.Categorical()), w, batch[0]).as_matrix()
+            g = ravel(loss_gradient(w, *batch))
+            matrix = metric_matrix(ng.Exact, w, batch[0])
             matrix = np.asarray(matrix) + 0.1 * np.eye(len(g))
             natural = np.linalg.solve(matrix, g)
             own = np.sqrt(g @ natural)
@@ -395,7 +401,7 @@ def test_line_searches_find_what_they_look_for():
     np.testing.assert_allclose(info.loss_after, min(losses), rtol=1e-10)
     rule = ng.ArmijoLineSearch(initial=64.0, sufficient=0.3)
     moved, _, info = one_step(make(rule), params, (x, y))
-    slope = ravel(jax.grad(loss)(params, x, y)) @ (ravel(free) - ravel(params))
+    slope = ravel(loss_gradient(params, x, y)) @ (ravel(free) - ravel(params))
     enough = lambda size: loss(along(size), x, y) <= info.loss + 0.3 * size * slope
     assert bool(enough(float(info.step_size))) and not bool(enough(2 * float(info.step_size)))
 
@@ -436,9 +442,10 @@ def test_factors_of_terms_have_the_traces_of_their_sum(structure):
     opt = ng.NaturalGradient(problem, structure=structure(), damping=ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1))
     data = {"labels": (x, y), "fit": (normal(9, 7, 3), None)}
     _, state, _ = one_step(opt, params, data)
-    K = ng.kfac(classifier, ng.Fisher(ng.Categorical()), params, x)
-    K2 = ng.kfac(classifier, ng.Euclidean(), params, data["fit"][0])
-    np.testing.assert_allclose(state.structure.average.total.trace(), K.trace() + 0.3 * K2.trace(), rtol=1e-10)
+    trace = lambda geometry: lambda params, x: ng.kfac(classifier, geometry, params, x).trace()
+    first = jax.jit(trace(ng.Fisher(ng.Categorical())))(params, x)
+    second = jax.jit(trace(ng.Euclidean()))(params, data["fit"][0])
+    np.testing.assert_allclose(state.structure.average.total.trace(), first + 0.3 * second, rtol=1e-10)
 
 
 @pytest.mark.sample(1)
