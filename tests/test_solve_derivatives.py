@@ -113,11 +113,12 @@ def test_arrays_that_a_loss_or_a_preconditioner_closes_over(key):
 
 
 @pytest.mark.compat
-def test_a_step_of_the_optimiser():
+@pytest.mark.parametrize("key", ["cg", "lineax_cholesky"])
+def test_a_step_of_the_optimiser(key):
     model, start, x = small()
     y = normal(3, 2, 2)
     opt = ng.NaturalGradient(
-        model, ng.LeastSquares(), ng.Exact(ng.CG(rtol=1e-13)), ng.ConstantDamping(DAMPING), ng.ConstantStep(0.5)
+        model, ng.LeastSquares(), ng.Exact(SOLVERS[key]()), ng.ConstantDamping(DAMPING), ng.ConstantStep(0.5)
     )
     state = opt.init(start, (x, y))
 

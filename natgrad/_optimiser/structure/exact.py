@@ -33,8 +33,8 @@ class Exact(AbstractStructure):
 
     **Arguments:**
 
-    - `solver`: `CG()`, which starts from the last solution, `SampleSpace()`, `Cholesky()`, `PseudoInverse()`; by
-      default `Auto()`, which picks by sizes.
+    - `solver`: `CG()`, which starts from the last solution, `SampleSpace()`, `Cholesky()`, `PseudoInverse()`, or any
+      solver of lineax; by default `Auto()`, which picks by sizes.
     - `part`: on which fraction of every batch the metric is measured; examples take turns.
     """
 
