@@ -18,6 +18,9 @@ FUNCTIONS = {
     "kfac": lambda *at: ng.kfac(*at, key=KEY).diagonal(),
     "ekfac": lambda *at: ng.ekfac(*at, key=KEY, num_samples=2).diagonal(),
     "gram": lambda *at: ng.gram(*at),
+    "natural_gradient": lambda *at: ng.natural_gradient(
+        *at, gradient=jax.tree.map(jnp.ones_like, (at[0].params if len(at) == 1 else at[2])), damping=0.1
+    ),
 }
 
 
@@ -107,6 +110,11 @@ def point():
 
 
 REFUSED = {
+    "no_gradient": (
+        lambda: ng.natural_gradient(point()),
+        TypeError,
+        "`natural_gradient` needs the `gradient` of a cost",
+    ),
     "others": (lambda: ng.kfac(point(), GEOMETRY), TypeError, "`kfac` got a `Point`, which has its geometry"),
     "no_geometry": (
         lambda: ng.gram(ng.evaluate(mlp, None, mlp_params(), normal(9, 5, 3))),

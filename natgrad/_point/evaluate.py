@@ -116,8 +116,8 @@ def evaluate(
 ) -> Point:
     r"""Run a model once, for several metrics or statistics at the same parameters and data.
 
-    `pullback`, `diagonal`, `kfac`, `ekfac`, `gram` and `per_example` accept the point in place of the model, and repeat
-    no forward pass:
+    `pullback`, `diagonal`, `kfac`, `ekfac`, `gram`, `natural_gradient` and `per_example` accept the point in place of
+    the model, and repeat no forward pass:
 
     ```python
     point = ng.evaluate(model, ng.Fisher(ng.Categorical(10)), params, x)

@@ -1,3 +1,3 @@
 """Linear systems with a damped metric, and natural gradients.
 
-Imports `_geometry`, `_metric`."""
+Imports `_geometry`, `_point`, `_metric`."""

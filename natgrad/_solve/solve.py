@@ -14,6 +14,7 @@ from natgrad._metric.base import AbstractMetric
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.pullback import pullback
 from natgrad._model import check_structure
+from natgrad._point.point import Point
 from natgrad._solve.base import RESULTS, AbstractSolver, DampedMetric, Flat, Solution
 from natgrad._solve.cg import CG
 from natgrad._solve.direct import Blockwise, Cholesky, Elementwise, PseudoInverse
@@ -176,11 +177,11 @@ def stopped(tree: PyTree) -> PyTree:
 
 @public
 def natural_gradient(
-    model: Callable,
-    geometry: AbstractGeometry,
-    params: PyTree,
-    x: PyTree,
-    gradient: PyTree,
+    model: Callable | Point,
+    geometry: AbstractGeometry | None = None,
+    params: PyTree = None,
+    x: PyTree = None,
+    gradient: PyTree = None,
     *,
     damping: Any = 0.0,
     solver: lx.AbstractLinearSolver | None = None,
@@ -191,7 +192,10 @@ def natural_gradient(
     steepest when steps are measured by how far they move the outputs of the model. Follow it downhill.
 
     Raises if the system could not be solved (a truncated `CG` counts as solved); use `pullback` and `solve` to decide
-    for yourself. Can be differentiated like `solve`. `has_aux` and `check` are as for `pullback`."""
+    for yourself. Can be differentiated like `solve`. `has_aux` and `check` are as for `pullback`; with a `Point` from
+    `evaluate` in place of the model, `natural_gradient(point, gradient=...)`, there is no further forward pass."""
+    if gradient is None:
+        raise TypeError(f"{caller()} needs the `gradient` of a cost, a tree like the parameters, but got none.")
     metric = pullback(model, geometry, params, x, has_aux=has_aux, check=check)
     solution = solve(metric, gradient, damping=damping, solver=solver)
     return raise_failure(solution)
