@@ -116,8 +116,6 @@ from natgrad._optimiser.optax import as_optax as as_optax
 from natgrad._optimiser.optax import scale_by_natural_gradient as scale_by_natural_gradient
 from natgrad._optimiser.penalty import L2 as L2
 from natgrad._optimiser.penalty import WeightDecay as WeightDecay
-from natgrad._optimiser.problem import Term as Term
-from natgrad._optimiser.problem import Terms as Terms
 from natgrad._optimiser.state import State as State
 from natgrad._optimiser.step.base import AbstractStep as AbstractStep
 from natgrad._optimiser.step.base import Expansion as Expansion
@@ -138,6 +136,8 @@ from natgrad._optimiser.structure.ekfac import EKFAC as EKFAC
 from natgrad._optimiser.structure.exact import Exact as Exact
 from natgrad._optimiser.structure.exact import InnerSolve as InnerSolve
 from natgrad._optimiser.structure.kfac import KFAC as KFAC
+from natgrad._optimiser.term import Term as Term
+from natgrad._optimiser.term import Terms as Terms
 
 # A model at a point, gradients of single examples
 from natgrad._point.batch import Batch as Batch

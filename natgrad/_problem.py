@@ -12,9 +12,9 @@ from jaxtyping import PyTree
 from natgrad._check import caller, public
 from natgrad._family.categorical import Categorical, MinimalCategorical
 from natgrad._model import check_outputs, check_params
-from natgrad._optimiser.evaluation import loss_at
+from natgrad._optimiser.cost import Cost, term_on_batch
 from natgrad._optimiser.objective import LeastSquares, Likelihood
-from natgrad._optimiser.problem import Bound, Terms, as_terms, batches_of, refuse_invalid
+from natgrad._optimiser.term import Terms, as_terms, batches_of
 from natgrad._types import Scalar
 
 # How many training examples, evenly spaced, the training loss is computed on.
@@ -124,7 +124,7 @@ class Problem:
     @public
     def loss(self, params: PyTree, data: Any) -> Scalar:
         """The mean loss over some data; with `Terms`, the weighted sum over the terms."""
-        return loss_at(self._bound(params, data), params)
+        return self._cost(params, data)(params)
 
     def shown(self) -> Any:
         """The training data on which the training loss is computed: at most 2000 examples, evenly spaced."""
@@ -140,12 +140,12 @@ class Problem:
         evaluated = shown if held_out is None else held_out
         return Score(loss, held_out_loss, self._metric_values(params, evaluated))
 
-    def _bound(self, params: PyTree, data: Any) -> list[Bound]:
+    def _cost(self, params: PyTree, data: Any) -> Cost:
         """The terms with their batches, if the outputs of the model have the axis of examples."""
-        bounds = [Bound(term, term.outputs, batch) for term, batch in batches_of(self.terms, data)]
-        for bound in bounds:
-            check_outputs(jax.eval_shape(bound.map, params), bound.batch.size)
-        return bounds
+        terms = [term_on_batch(term, batch) for term, batch in batches_of(self.terms, data)]
+        for term in terms:
+            check_outputs(jax.eval_shape(term.map, params), term.batch.size)
+        return Cost(terms)
 
     def _metric_values(self, params: PyTree, data: Any) -> dict[str, Any]:
         if not self.metrics or None not in self.terms:
@@ -184,7 +184,7 @@ class Problem:
                     )
         for name, data in (("data", self.data), ("held_out", self.held_out)):
             if data is not None:
-                refuse_invalid(self._bound(self.params, data), self.params, f"{caller()}: `{name}`")
+                self._cost(self.params, data).refuse_invalid(self.params, f"{caller()}: `{name}`")
         score = jax.eval_shape(self.score, self.params, self.data, self.held_out)
         for name, value in score.metrics.items():
             if value.shape:

@@ -13,9 +13,7 @@ from zoo import integers
 
 import natgrad as ng
 from natgrad import _backend
-from natgrad._optimiser.batch import as_batch
-from natgrad._optimiser.evaluation import Pass, evaluate
-from natgrad._optimiser.problem import Bound, Term
+from natgrad._optimiser.cost import Cost, Pass, term_on_batch
 
 pytestmark = [pytest.mark.float32, pytest.mark.compat, pytest.mark.users_defaults]
 
@@ -132,15 +130,15 @@ def test_products_with_a_metric(name):
         def compute(params, x, vectors):
             metric = ng.pullback(model, FISHER, params, x)
             few = metric.restrict({key: key in ("w", "kernel", "q") for key in params})
-            term = Bound(Term(model, ng.Categorical()), model, as_batch((x, None), "The batch", ng.LeastSquares()))
-            evaluation = evaluate([term], params, Pass(1.0, jnp.array(0), has_sites=True))
+            cost = Cost([term_on_batch(ng.Term(model, ng.Categorical()), ng.Batch(x))])
+            point = cost.at(params, Pass(1.0, jnp.array(0), has_sites=True))
             flat = jax.vmap(ravel)(vectors)
             unflatten = jax.flatten_util.ravel_pytree(params)[1]
             return {
                 "products": jax.vmap(metric.mv)(vectors),
                 "lengths": jax.vmap(metric.norm)(vectors),
                 "matrix": few._by_columns(lambda column, index: column),
-                "model": evaluation.inner_products(list(flat[:2]), unflatten),
+                "model": point.inner_products(list(flat[:2]), unflatten),
             }
 
         return compute, (params, x, vectors)

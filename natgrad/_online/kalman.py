@@ -14,11 +14,10 @@ from natgrad import _tree
 from natgrad._check import caller, public
 from natgrad._model import check_params
 from natgrad._online.precision import AbstractPrecision, DensePrecision
-from natgrad._optimiser.batch import as_batch
-from natgrad._optimiser.evaluation import Pass, evaluate
+from natgrad._optimiser.cost import Cost, Pass, term_on_batch
 from natgrad._optimiser.info import Quantity
-from natgrad._optimiser.problem import Bound, Term
 from natgrad._optimiser.structure.exact import metric_of
+from natgrad._optimiser.term import Term, as_batch
 from natgrad._tree import check_paths, option_for
 from natgrad._types import Matrix, Scalar
 
@@ -132,11 +131,11 @@ class OnlineNaturalGradient:
 
         `batch` is `(x, y)` or `(x, y, weights)`, with the examples along the leading axis."""
         examples = as_batch(batch, "The batch", self.term.objective)
-        bound = Bound(self.term, self.term.outputs, examples)
-        evaluation = evaluate([bound], params, Pass(1.0, jnp.array(0), has_sites=False))
-        (part,) = evaluation.parts
-        bound.refuse_invalid(part.z)
-        loss, gradient = part.loss_and_gradient()
+        cost = Cost([term_on_batch(self.term, examples)])
+        cost_point = cost.at(params, Pass(1.0, jnp.array(0), has_sites=False))
+        (term_point,) = cost_point.points
+        term_point.batch_term.refuse_invalid(term_point.z)
+        loss, gradient = term_point.loss_and_gradient()
         w, unflatten = _tree.flatten(params)
         total = jnp.asarray(examples.total, w.dtype)
 
@@ -145,14 +144,14 @@ class OnlineNaturalGradient:
             return jnp.where(total > 0, count * mean.astype(w.dtype), 0.0)
 
         g = summed(_tree.flatten(gradient)[0], total)
-        rows = summed(metric_of([part])._root_rows(), jnp.sqrt(total))
+        rows = summed(metric_of([term_point])._root_rows(), jnp.sqrt(total))
 
         faded = self.structure.faded(state.precision, self.forget, self.process_noise)
         precision = self.structure.grown(faded, rows)
         change = -self.structure.solve(precision, g)
         numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, change, precision))]
         # In exact arithmetic the step never goes uphill: if it does, rounding has made the precision indefinite.
-        is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0) & evaluation.is_valid([bound])
+        is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0) & cost_point.is_valid()
 
         def accept(new: PyTree, old: PyTree) -> PyTree:
             return jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, old)

@@ -17,8 +17,8 @@ from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.running import RunningState
 from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_together, check_types, suitable_damping
+from natgrad._optimiser.cost import Cost, CostPoint, Pass, TermPoint, every_so_many, term_on_batch
 from natgrad._optimiser.damping import AbstractDamping, Reduction, without_zero
-from natgrad._optimiser.evaluation import Evaluation, Part, Pass, evaluate, loss_and_gradient, loss_at, part_of
 from natgrad._optimiser.flax import register_with_flax
 from natgrad._optimiser.guard import AbstractGuard, Rollback, Soundness, Trial
 from natgrad._optimiser.info import Info, Quantity
@@ -26,12 +26,12 @@ from natgrad._optimiser.method import compilable
 from natgrad._optimiser.momentum import AbstractMomentum, Flat
 from natgrad._optimiser.penalty import AbstractPenalty, damping_matrix
 from natgrad._optimiser.phases import Measurement, NaturalStep, describe
-from natgrad._optimiser.problem import Bound, Term, as_terms, batches_of, has_weight, refuse_invalid
 from natgrad._optimiser.state import State
 from natgrad._optimiser.step.base import AbstractStep, Expansion, Proposal, Search, dot
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Schedule
 from natgrad._optimiser.structure.kfac import KFAC
+from natgrad._optimiser.term import Term, as_terms, batches_of
 from natgrad._optimiser.trainable import (
     as_choice,
     check_trained,
@@ -160,7 +160,7 @@ class NaturalGradient(eqx.Module):
         `batch` is `(x, y)` or `(x, y, weights)`, of `Terms` a mapping to these. With a `key` cotangents are drawn where
         the structure needs some; without, backward passes are exact."""
         trained, fixed = self._partition(params)
-        refuse_invalid(self._bind(fixed, batch), trained)
+        self._cost(fixed, batch).refuse_invalid(trained)
         _, after, state, info = self._advance(trained, fixed, None, state, batch, key)
         return eqx.combine(_tree.flatten(trained)[1](after), fixed), state, info
 
@@ -172,7 +172,7 @@ class NaturalGradient(eqx.Module):
         """As `step`, for a gradient that is given (before `L2` adds to it) instead of that of the problem. Returns
         what to add to the parameters in place of new ones, which is zero for parameters that are not trained."""
         trained, fixed = self._partition(params)
-        refuse_invalid(self._bind(fixed, batch), trained)
+        self._cost(fixed, batch).refuse_invalid(trained)
         own, others = eqx.partition(gradient, jax.tree.map(lambda leaf: leaf is not None, trained, is_leaf=_is_none))
         before, after, state, info = self._advance(trained, fixed, own, state, batch, key)
         # What others in a chain make of an update is theirs, so there is no going back here.
@@ -190,13 +190,13 @@ class NaturalGradient(eqx.Module):
             )
         return metric.report()
 
-    # Their parts -----------------------------------------------------------------------------------------
+    # Their points -----------------------------------------------------------------------------------------
 
     def _advance(
         self, params: PyTree, fixed: PyTree, given: PyTree | None, state: State, batch: Any, key: Key | None
     ) -> tuple[Flat, Flat, State, Info]:
         """The parameters before and after the step, as vectors, the new state, and what happened."""
-        measurement = self._measure(params, self._bind(fixed, batch), given, state)
+        measurement = self._measure(params, self._cost(fixed, batch), given, state)
         solved = self._solve(measurement, state, key)
         expansion = measurement.expansion._replace(damping=solved.entries)
         search = Search(solved.natural, state.last, self.momentum.coefficient(state.steps), state.rule)
@@ -206,17 +206,17 @@ class NaturalGradient(eqx.Module):
         after, state, info = self._conclude(measurement, solved, proposal, is_diverging, state)
         return expansion.w, after, state, info._replace(aux=self._aux(eqx.combine(params, fixed), batch))
 
-    def _measure(self, params: PyTree, problem: Sequence[Bound], given: PyTree | None, state: State) -> Measurement:
+    def _measure(self, params: PyTree, cost: Cost, given: PyTree | None, state: State) -> Measurement:
         """One forward and one backward pass: the cost around the parameters, and whether the batch can be used."""
-        evaluation = self._evaluate(problem, params, state.steps)
-        loss, gradient = loss_and_gradient(problem, evaluation, params, self.micro_batches)
+        point = self._cost_point(cost, params, state.steps)
+        loss, gradient = point.value_and_gradient()
         # Everything from here on is done with vectors: one operation instead of one for every parameter.
         w, unflatten = _tree.flatten(params)
         g = (gradient if given is None else _tree.flatten(given)[0]).astype(w.dtype)
         matrix = damping_matrix(self.damping, None, self.penalty, params)
         penalties = jnp.asarray(matrix.penalties(), w.dtype)
         penalty = lambda w: (dot(w, penalties * w) / 2).astype(loss.dtype)
-        loss_of = lambda w: loss_at(problem, unflatten(w), self.micro_batches)
+        loss_of = lambda w: cost(unflatten(w))
         has_l2 = not matrix.l2.is_default
         if has_l2:
             loss, g = loss + penalty(w), g + penalties * w
@@ -228,29 +228,28 @@ class NaturalGradient(eqx.Module):
             damping=None,
             penalties=penalties,
             loss_at=(lambda w: loss_of(w) + penalty(w)) if has_l2 else loss_of,
-            inner_products=lambda vectors: evaluation.inner_products(vectors, unflatten),
-            divergence=lambda w: evaluation.divergence(unflatten(w)),
+            inner_products=lambda vectors: point.inner_products(vectors, unflatten),
+            divergence=lambda w: point.divergence(unflatten(w)),
         )
         is_finite = jnp.isfinite(loss) & jnp.isfinite(dot(g, g))
-        is_valid = evaluation.is_valid(problem) & has_weight(problem) & evaluation.has_weight(problem)
-        soundness = Soundness(is_finite, is_valid, evaluation.is_coupled())
+        soundness = Soundness(is_finite, point.is_valid() & point.has_weight(), point.is_coupled())
         is_suspicious = self.guard.is_suspicious(state.guard, loss) & ~state.was_rejected & soundness.is_usable
-        return Measurement(evaluation, expansion, matrix, unflatten, soundness, is_suspicious)
+        return Measurement(point, expansion, matrix, unflatten, soundness, is_suspicious)
 
     def _solve(self, measurement: Measurement, state: State, key: Key | None) -> NaturalStep:
         """The natural gradient in the damped metric, after the structure has seen the batch."""
-        parts, expansion = measurement.evaluation.parts, measurement.expansion
+        points, expansion = measurement.cost_point.points, measurement.expansion
         is_good = measurement.soundness.is_sound & ~measurement.is_suspicious
         schedule = Schedule(state.steps, state.was_rejected)
-        structure = self.structure.update(state.structure, parts, key, schedule, is_good)
-        damping, is_known = self._started(state, structure, parts, key, is_good)
+        structure = self.structure.update(state.structure, points, key, schedule, is_good)
+        damping, is_known = self._started(state, structure, points, key, is_good)
         matrix = measurement.matrix._replace(strength=self.damping.strength(damping, state.steps))
         self.structure.check(matrix)
         structure = self.structure.refresh(structure, matrix, schedule)
-        diagonal = _tree.flatten(self.structure.diagonal(structure, parts))[0] if matrix.is_relative else None
+        diagonal = _tree.flatten(self.structure.diagonal(structure, points))[0] if matrix.is_relative else None
         entries = jnp.asarray(matrix.entries(diagonal), expansion.w.dtype)
         covector = self.momentum.covector(expansion.gradient, state.last, entries)
-        direction, structure = self.structure.direction(structure, parts, measurement.unflatten(covector), matrix)
+        direction, structure = self.structure.direction(structure, points, measurement.unflatten(covector), matrix)
         natural = -_tree.flatten(direction.vector)[0].astype(expansion.w.dtype)
         return NaturalStep(direction, natural, entries, matrix.strength, structure, damping, is_known)
 
@@ -323,7 +322,7 @@ class NaturalGradient(eqx.Module):
         return conclusion.w, new, info
 
     def _started(
-        self, state: State, structure: PyTree, parts: Sequence[Part], key: Key | None, is_sound: Array
+        self, state: State, structure: PyTree, points: Sequence[TermPoint], key: Key | None, is_sound: Array
     ) -> tuple[PyTree, Bool[Array, ""] | bool]:
         """The state of the damping, which may start from the mean eigenvalue of the metric, and whether to keep it:
         where that is zero or not finite, one stands in for it."""
@@ -333,7 +332,7 @@ class NaturalGradient(eqx.Module):
         is_started = jnp.asarray(self.damping.strength(state.damping, state.steps)) > 0
 
         def start() -> tuple[PyTree, Array]:
-            mean = 1.0 if is_relative else self.structure.mean_eigenvalue(structure, parts, key)
+            mean = 1.0 if is_relative else self.structure.mean_eigenvalue(structure, points, key)
             mean = jnp.asarray(mean, float)
             is_known = jnp.isfinite(mean) & (mean > 0)
             return self.damping.start(state.damping, jnp.where(is_known, mean, 1.0)), is_known
@@ -341,21 +340,21 @@ class NaturalGradient(eqx.Module):
         return jax.lax.cond(is_sound & ~is_started, start, lambda: (state.damping, is_started))
 
     def _initial(self, trained: PyTree, fixed: PyTree, batch: Any) -> State:
-        evaluation = self._evaluate(self._bind(fixed, batch), trained, jnp.array(0))
+        point = self._cost_point(self._cost(fixed, batch), trained, jnp.array(0))
         damping = self.damping.init()
         strength = self.damping.strength(damping, jnp.array(0))
         matrix = damping_matrix(self.damping, strength, self.penalty, trained)
         self.structure.check(matrix)
-        structure = self.structure.init(evaluation.parts, jax.random.key(0), matrix)
+        structure = self.structure.init(point.points, jax.random.key(0), matrix)
         w = _tree.flatten(trained)[0]
         last = w if self.momentum.uses_last else None
         steps, was_rejected = jnp.array(0), jnp.array(False)
         rule, guard = self.rule.init(w), self.guard.init(w, last)
         return State(steps, structure, damping, rule, guard, last, was_rejected)
 
-    def _evaluate(self, problem: Sequence[Bound], params: PyTree, turn: Array) -> Evaluation:
+    def _cost_point(self, cost: Cost, params: PyTree, turn: Array) -> CostPoint:
         fraction = min(self.structure.part, 1 / self.micro_batches)
-        return evaluate(problem, params, Pass(fraction, turn, self.structure.has_sites, self._is_checked))
+        return cost.at(params, Pass(fraction, turn, self.structure.has_sites, self._is_checked))
 
     @property
     def _is_checked(self) -> bool:
@@ -364,27 +363,29 @@ class NaturalGradient(eqx.Module):
     def _partition(self, params: PyTree) -> tuple[PyTree, PyTree]:
         return partition(params, self.trainable)
 
-    def _bind(self, fixed: PyTree, batch: Any) -> list[Bound]:
+    def _cost(self, fixed: PyTree, batch: Any) -> Cost:
         def of_trained(model):
             return lambda trained, *x: model(eqx.combine(trained, fixed), *x)
 
-        return [Bound(term, of_trained(term.outputs), own) for term, own in batches_of(self.terms, batch)]
+        pairs = batches_of(self.terms, batch)
+        terms = [term_on_batch(term, examples, of_trained(term.outputs)) for term, examples in pairs]
+        return Cost(terms, self.micro_batches)
 
     def _check_data(self, trained: PyTree, fixed: PyTree, batch: Any) -> None:
         """Refuse concrete targets that cannot be, and models that couple examples; and warn of unused parameters."""
-        problem = self._bind(fixed, batch)
-        refuse_invalid(problem, trained)
+        cost = self._cost(fixed, batch)
+        cost.refuse_invalid(trained)
         if not self.structure.has_sites or not self._is_checked or not is_concrete((trained, fixed, batch)):
             return
         unused = None
-        for bound in problem:
-            few = part_of(bound.batch, 1 / self.micro_batches, jnp.array(0))
-            program = trace_example(bound.model, trained, few.x, 0)
+        for term in cost.terms:
+            few = every_so_many(term.batch, 1 / self.micro_batches, jnp.array(0))
+            program = trace_example(term.map.model, trained, few.x, 0)
             names = {name for leaf, name in enumerate(program.names) if not uses_of(program.sites, leaf)}
             unused = names if unused is None else unused & names
             if program.is_concrete:
                 # Some logits may be minus infinity on purpose.
-                probe(bound.model, program, trained, few.x, needs_finite=False)
+                probe(term.map.model, program, trained, few.x, needs_finite=False)
         warn_of_unused(sorted(unused or ()))
 
     def _aux(self, params: PyTree, batch: Any) -> PyTree:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from natgrad._optimiser.cost import CostPoint
 from natgrad._optimiser.damping import DampingMatrix
-from natgrad._optimiser.evaluation import Evaluation
 from natgrad._optimiser.guard import Conclusion, Soundness, Trial
 from natgrad._optimiser.info import STEP_RESULTS, Info, Quantity
 from natgrad._optimiser.momentum import Flat
@@ -21,7 +21,7 @@ class Measurement(NamedTuple):
     yet), the damping matrix but for its strength, and whether the batch can be used and its loss is out of the
     ordinary."""
 
-    evaluation: Evaluation
+    cost_point: CostPoint
     expansion: Expansion
     matrix: DampingMatrix
     unflatten: Callable[[Flat], PyTree]

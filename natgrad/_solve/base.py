@@ -10,7 +10,7 @@ import lineax as lx
 from jaxtyping import Array, Bool, Float, PyTree
 
 from natgrad import _tree
-from natgrad._check import caller, check_damping, real_array
+from natgrad._check import caller, check_damping, public, real_array
 from natgrad._metric.base import AbstractMetric
 from natgrad._types import Scalar
 
@@ -77,6 +77,7 @@ class DampedMetric(AbstractMetric):
     dtype: Any = eqx.field(static=True)
     is_undamped: bool = eqx.field(static=True)
 
+    @public
     def __init__(self, metric: lx.AbstractLinearOperator, damping: Any = 0.0, dtype: Any = None):
         self.metric = metric
         flat = jax.eval_shape(lambda tree: _tree.flatten(tree)[0], metric.in_structure())

@@ -18,7 +18,6 @@ from jaxtyping import PyTree
 from natgrad import _tree
 from natgrad._block.structure_report import BlockReport
 from natgrad._optimiser.damping import ConstantDamping
-from natgrad._optimiser.evaluation import loss_and_gradient
 from natgrad._optimiser.natural_gradient import NaturalGradient
 from natgrad._optimiser.step.fixed import ConstantStep
 from natgrad._optimiser.structure.exact import Exact
@@ -28,7 +27,7 @@ from natgrad._solve.solve import DENSE
 from natgrad._types import Scalar
 from natgrad.experiment.methods import cost_of, num_outputs, with_warnings
 from natgrad.experiment.run import OutOfTime, compile_before
-from natgrad.experiment.spectrum import Spectrometer, SpectrumAt, bounds, evaluation, evenly_spaced, num_examples
+from natgrad.experiment.spectrum import Spectrometer, SpectrumAt, cost_point, evenly_spaced, num_examples
 
 # The fewest examples on which steps are compared.
 FEWEST = 64
@@ -185,14 +184,14 @@ class Examination:
         r"""Compare a step $v$ with the exact step in the inner product of $G + \lambda I$.
 
         Along $v$ the quadratic model of the loss is lowest at the length $-g^\top v / v^\top (G + \lambda I) v$."""
-        point = evaluation(self.problem, params, batch)
+        point = cost_point(self.problem, params, batch)
         _, unflatten = _tree.flatten(params)
         vectors = [_tree.flatten(tree)[0] for tree in (step, exact)]
         plain = jnp.stack([jnp.stack([u @ v for v in vectors]) for u in vectors])
         products = point.inner_products(vectors, unflatten) + damping * plain
         norms = jnp.sqrt(jnp.diagonal(products))
         cosine = products[0, 1] / (norms[0] * norms[1])
-        loss, gradient = loss_and_gradient(bounds(self.problem, batch), point, params, 1)
+        loss, gradient = point.value_and_gradient()
         slope = -(gradient @ vectors[0])
         length = jnp.where(products[0, 0] > 0, slope / products[0, 0], 0.0)
         after = self.problem.loss(jax.tree.map(lambda w, v: w + length.astype(w.dtype) * v, params, step), batch)

@@ -12,13 +12,13 @@ import optax
 from jaxtyping import PyTree
 
 from natgrad._optimiser.natural_gradient import NaturalGradient
-from natgrad._optimiser.problem import Term, Terms
 from natgrad._optimiser.step.cross_validated import CrossValidated
 from natgrad._optimiser.structure.base import AbstractStructure
 from natgrad._optimiser.structure.diagonal import Diagonal
 from natgrad._optimiser.structure.ekfac import EKFAC
 from natgrad._optimiser.structure.exact import Exact
 from natgrad._optimiser.structure.kfac import KFAC
+from natgrad._optimiser.term import Term, Terms
 from natgrad._problem import Problem
 from natgrad._solve.solve import DENSE
 

@@ -11,9 +11,9 @@ from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._manifold.rank import Rank, rank
-from natgrad._optimiser.evaluation import Evaluation, Pass, evaluate
-from natgrad._optimiser.problem import Bound, batches_of
+from natgrad._optimiser.cost import Cost, CostPoint, Pass, term_on_batch
 from natgrad._optimiser.structure.exact import metric_of
+from natgrad._optimiser.term import batches_of
 from natgrad._problem import Problem
 from natgrad.experiment.methods import num_outputs
 from natgrad.experiment.run import compile_before
@@ -56,7 +56,7 @@ class Spectrometer:
         self._compiled: tuple[bool, Callable] | None = None
 
         def rank_at(params: PyTree, sample: Any) -> Rank:
-            return rank(metric_of(evaluation(problem, params, sample).parts))
+            return rank(metric_of(cost_point(problem, params, sample).points))
 
         self._rank = jax.jit(rank_at)
 
@@ -97,17 +97,14 @@ class Spectrometer:
             return is_double, compile_before(deadline, self._rank, params, sample)
 
 
-def bounds(problem: Problem, data: Any) -> list[Bound]:
-    """The terms of a problem, each with its batch of the data."""
-    return [Bound(term, term.outputs, batch) for term, batch in batches_of(problem.terms, data)]
-
-
-def evaluation(problem: Problem, params: PyTree, data: Any) -> Evaluation:
-    return evaluate(bounds(problem, data), params, Pass(1.0, jnp.array(0), has_sites=False))
+def cost_point(problem: Problem, params: PyTree, data: Any) -> CostPoint:
+    """The cost of a problem on data, after a forward pass."""
+    terms = [term_on_batch(term, batch) for term, batch in batches_of(problem.terms, data)]
+    return Cost(terms).at(params, Pass(1.0, jnp.array(0), has_sites=False))
 
 
 def num_examples(problem: Problem, data: Any) -> int:
-    return sum(bound.batch.size for bound in bounds(problem, data))
+    return sum(batch.size for _, batch in batches_of(problem.terms, data))
 
 
 def evenly_spaced(problem: Problem, count: int) -> Any:

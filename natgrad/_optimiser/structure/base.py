@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from natgrad._check import check_number
+from natgrad._optimiser.cost import TermPoint
 from natgrad._optimiser.damping import DampingMatrix
-from natgrad._optimiser.evaluation import Part
 from natgrad._types import Key, Scalar
 
 
@@ -40,7 +40,7 @@ class Schedule(NamedTuple):
 
 
 class AbstractStructure(eqx.Module):
-    """A way to represent the metric of a problem: from what a step measures on parts of its batches, to a solve."""
+    """A way to represent the metric: from what a step measures on a fraction of its batches, to a solve."""
 
     # The fraction of every batch on which the metric is measured, other examples at every step.
     part: eqx.AbstractVar[float]
@@ -56,17 +56,17 @@ class AbstractStructure(eqx.Module):
         return True
 
     @abstractmethod
-    def init(self, parts: Sequence[Part], key: Key | None, damping: DampingMatrix) -> PyTree:
+    def init(self, points: Sequence[TermPoint], key: Key | None, damping: DampingMatrix) -> PyTree:
         """A state of the right shapes. Only these are used: a run starts from zeros."""
 
     @abstractmethod
     def update(
-        self, state: PyTree, parts: Sequence[Part], key: Key | None, schedule: Schedule, is_good: Bool[Array, ""]
+        self, state: PyTree, points: Sequence[TermPoint], key: Key | None, schedule: Schedule, is_good: Bool[Array, ""]
     ) -> PyTree:
         """The state with what this step measures, if it is good."""
 
     @abstractmethod
-    def mean_eigenvalue(self, state: PyTree, parts: Sequence[Part], key: Key | None) -> Scalar:
+    def mean_eigenvalue(self, state: PyTree, points: Sequence[TermPoint], key: Key | None) -> Scalar:
         """The trace of the metric over the number of entries of parameters that it depends on."""
 
     def refresh(self, state: PyTree, damping: DampingMatrix, schedule: Schedule) -> PyTree:
@@ -76,11 +76,11 @@ class AbstractStructure(eqx.Module):
 
     @abstractmethod
     def direction(
-        self, state: PyTree, parts: Sequence[Part], covector: PyTree, damping: DampingMatrix
+        self, state: PyTree, points: Sequence[TermPoint], covector: PyTree, damping: DampingMatrix
     ) -> tuple[Direction, PyTree]:
         """The solution, and the state after it."""
 
-    def diagonal(self, state: PyTree, parts: Sequence[Part]) -> PyTree:
+    def diagonal(self, state: PyTree, points: Sequence[TermPoint]) -> PyTree:
         """The diagonal of the metric. Only needed by structures that accept damping relative to the diagonal."""
         raise NotImplementedError
 

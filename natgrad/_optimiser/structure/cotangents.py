@@ -5,20 +5,20 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from natgrad import _tree
-from natgrad._optimiser.evaluation import Part
+from natgrad._optimiser.cost import TermPoint
 from natgrad._types import Key, Output
 
 
-def columns_of(part: Part, key: Key | None, num_samples: int, number: int) -> Output:
+def columns_of(term_point: TermPoint, key: Key | None, num_samples: int, number: int) -> Output:
     """Columns whose products with themselves sum to the metric of every output, times the weight of the term: exact,
     or drawn with a key."""
-    keys = None if key is None else keys_of_examples(key, num_samples, part.point.num_examples, number)
-    columns = part.point.exact_columns() if keys is None else part.point.sampled_columns(keys)
-    return _tree.scale(jnp.sqrt(jnp.asarray(part.weight, float)), columns)
+    keys = None if key is None else keys_of_examples(key, num_samples, term_point.point.num_examples, number)
+    columns = term_point.point.exact_columns() if keys is None else term_point.point.sampled_columns(keys)
+    return _tree.scale(jnp.sqrt(jnp.asarray(term_point.weight, float)), columns)
 
 
 def keys_of_examples(key: Key, num_samples: int, count: int, number: int) -> Key:
-    """A key for every draw and every example of a part. As by `jax.random.split`, but without drawing anything for it,
+    """A key for every draw and every example of a batch. As by `jax.random.split`, but without drawing anything for it,
     which would take a quarter of a second to compile."""
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     data, kind = (jax.random.key_data(key), jax.random.key_impl(key)) if is_typed else (key, "threefry2x32")

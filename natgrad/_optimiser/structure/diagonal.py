@@ -40,12 +40,12 @@ class Diagonal(AbstractStructure):
     def has_sites(self):
         return True
 
-    def init(self, parts, key, damping):
-        return DiagonalState(RunningAverage(self.decay).init(self._measured(parts, key)))
+    def init(self, points, key, damping):
+        return DiagonalState(RunningAverage(self.decay).init(self._measured(points, key)))
 
-    def update(self, state, parts, key, schedule, is_good):
+    def update(self, state, points, key, schedule, is_good):
         def new() -> RunningState:
-            fresh = self._measured(parts, key)
+            fresh = self._measured(points, key)
             is_new = is_good & jnp.isfinite(jnp.sum(_tree.flatten(fresh)[0]))
             return RunningAverage(self.decay).update(state.average, fresh, is_good=is_new)
 
@@ -53,26 +53,26 @@ class Diagonal(AbstractStructure):
             return DiagonalState(new())
         return DiagonalState(where_due(schedule.is_due(self.update_every), new, state.average))
 
-    def mean_eigenvalue(self, state, parts, key):
+    def mean_eigenvalue(self, state, points, key):
         entries = _tree.flatten(self._entries(state))[0]
         return over_live(jnp.sum(entries), entries)
 
-    def direction(self, state, parts, covector, damping):
+    def direction(self, state, points, covector, damping):
         flat, unflatten = _tree.flatten(covector)
         entries = _tree.flatten(self._entries(state))[0]
         damped = entries + jnp.asarray(damping.entries(entries), entries.dtype)
         vector = unflatten(flat * reciprocal(damped).astype(flat.dtype))
         return Direction(vector, STEP_RESULTS.successful, jnp.array(0)), state
 
-    def diagonal(self, state, parts):
+    def diagonal(self, state, points):
         return self._entries(state)
 
     def _entries(self, state: DiagonalState) -> PyTree:
         return RunningAverage(self.decay)._value(state.average)
 
-    def _measured(self, parts, key) -> PyTree:
+    def _measured(self, points, key) -> PyTree:
         squares = []
-        for index, part in enumerate(parts):
-            columns = columns_of(part, key, self.num_samples, index)
-            squares.append(_tree.scale(1 / part.point.num_examples, part.point.power_sum(columns)))
+        for index, term_point in enumerate(points):
+            columns = columns_of(term_point, key, self.num_samples, index)
+            squares.append(_tree.scale(1 / term_point.point.num_examples, term_point.point.power_sum(columns)))
         return _tree.add(*squares)

@@ -73,14 +73,14 @@ class EKFAC(AbstractStructure):
     def has_sites(self):
         return True
 
-    def init(self, parts, key, damping):
-        factors = self._factors(self._measured(parts, key))
+    def init(self, points, key, damping):
+        factors = self._factors(self._measured(points, key))
         metric = _decomposed(factors)
         return EKFACState(RunningAverage(self.decay).init(factors), metric, jnp.zeros(()))
 
-    def update(self, state, parts, key, schedule, is_good):
+    def update(self, state, points, key, schedule, is_good):
         def new():
-            measured = self._measured(parts, key)
+            measured = self._measured(points, key)
             factors = self._factors(measured)
             is_new = is_good & jnp.isfinite(factors.trace())
             average = RunningAverage(self.decay).update(state.average, factors, is_good=is_new)
@@ -90,11 +90,11 @@ class EKFAC(AbstractStructure):
 
         return new() if self.update_every == 1 else where_due(schedule.is_due(self.update_every), new, state)
 
-    def mean_eigenvalue(self, state, parts, key):
+    def mean_eigenvalue(self, state, points, key):
         factors = RunningAverage(self.decay)._value(state.average)
         return over_live(state.metric.trace(), _tree.flatten(factors.diagonal())[0])
 
-    def direction(self, state, parts, covector, damping):
+    def direction(self, state, points, covector, damping):
         operator = state.metric.operator
         per_block = block_damping(state.metric, damping)
         inverse = operator.replaced([block.inverted([], per_block[k]) for k, block in enumerate(operator.blocks)])
@@ -129,8 +129,8 @@ class EKFAC(AbstractStructure):
     def _factors(self, measured: list[Measured]) -> BlockMetric:
         return combined(measured, [one.batch.blocks(one.estimators) for one in measured])
 
-    def _measured(self, parts, key) -> list[Measured]:
-        return measure(parts, key, self.blocks, self.num_samples, corrected=True)
+    def _measured(self, points, key) -> list[Measured]:
+        return measure(points, key, self.blocks, self.num_samples, corrected=True)
 
 
 def _decomposed(metric: BlockMetric) -> BlockMetric:

@@ -13,8 +13,8 @@ from natgrad._metric.base import AbstractMetric, SumMetric
 from natgrad._metric.output import ExactOutputMetric
 from natgrad._metric.pullback import PullbackMetric
 from natgrad._metric.rescaled import RescaledMetric
+from natgrad._optimiser.cost import TermPoint
 from natgrad._optimiser.damping import DampingMatrix
-from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part, over_live
 from natgrad._solve.cg import CG
@@ -46,17 +46,17 @@ class Exact(AbstractStructure):
         if not isinstance(self.solver, lx.AbstractLinearSolver):
             raise TypeError(f"`Exact` needs a solver, such as `CG()`, but got `{type(self.solver).__name__}`.")
 
-    def init(self, parts, key, damping):
-        return ExactState(parts[0].point.params if isinstance(self.solver, CG) else None)
+    def init(self, points, key, damping):
+        return ExactState(points[0].point.params if isinstance(self.solver, CG) else None)
 
-    def update(self, state, parts, key, schedule, is_good):
+    def update(self, state, points, key, schedule, is_good):
         return state
 
-    def mean_eigenvalue(self, state, parts, key):
-        return sampled_mean_eigenvalue(parts, key)
+    def mean_eigenvalue(self, state, points, key):
+        return sampled_mean_eigenvalue(points, key)
 
-    def direction(self, state, parts, covector, damping):
-        metric = metric_of(parts)
+    def direction(self, state, points, covector, damping):
+        metric = metric_of(points)
         scales = self._scales(metric, damping)
         if scales is not None:
             metric = RescaledMetric(metric, scales)
@@ -72,8 +72,8 @@ class Exact(AbstractStructure):
         state = ExactState(None if state.last is None else kept)
         return Direction(inside(solution.value), result, jnp.array(0)), state
 
-    def diagonal(self, state, parts):
-        return metric_of(parts).diagonal()
+    def diagonal(self, state, points):
+        return metric_of(points).diagonal()
 
     def _scales(self, metric: AbstractMetric, damping: DampingMatrix) -> PyTree | None:
         """The units in which what is added is the identity, unless it is a multiple of it already."""
@@ -85,17 +85,17 @@ class Exact(AbstractStructure):
         return unflatten(jnp.where(entries > 0, jax.lax.rsqrt(jnp.where(entries > 0, entries, 1.0)), 0.0))
 
 
-def sampled_mean_eigenvalue(parts: Sequence[Part], key: Key | None) -> Scalar:
+def sampled_mean_eigenvalue(points: Sequence[TermPoint], key: Key | None) -> Scalar:
     """From one sample, whose squared length has the trace for its mean."""
-    draw = _tree.flatten(metric_of(parts).sample(jax.random.key(0) if key is None else key))[0]
+    draw = _tree.flatten(metric_of(points).sample(jax.random.key(0) if key is None else key))[0]
     return over_live(jnp.sum(draw**2), draw**2)
 
 
-def metric_of(parts: Sequence[Part]) -> AbstractMetric:
-    """The exact metric of all parts."""
+def metric_of(points: Sequence[TermPoint]) -> AbstractMetric:
+    """The exact metric of all terms."""
     each = []
-    for part in parts:
-        each.append((part.weight, PullbackMetric(part.point, ExactOutputMetric())))
+    for term_point in points:
+        each.append((term_point.weight, PullbackMetric(term_point.point, ExactOutputMetric())))
     scaled = [metric if isinstance(w, int | float) and w == 1 else w * metric for w, metric in each]
     return scaled[0] if len(scaled) == 1 else SumMetric(tuple(scaled))
 
@@ -133,25 +133,26 @@ class InnerSolve(AbstractStructure):
     def is_damped(self):
         return False
 
-    def init(self, parts, key, damping):
+    def init(self, points, key, damping):
         return ()
 
-    def update(self, state, parts, key, schedule, is_good):
+    def update(self, state, points, key, schedule, is_good):
         return state
 
-    def mean_eigenvalue(self, state, parts, key):
-        return sampled_mean_eigenvalue(parts, key)
+    def mean_eigenvalue(self, state, points, key):
+        return sampled_mean_eigenvalue(points, key)
 
-    def direction(self, state, parts, covector, damping):
+    def direction(self, state, points, covector, damping):
         zero = jax.tree.map(jnp.zeros_like, covector)
         entries = _tree.flatten(zero)[1](jnp.broadcast_to(damping.entries(), _tree.size(zero)))
 
         def linearised(d):
-            moved = [jax.tree.map(jnp.add, part.z, part.point.push(d)) for part in parts]
-            losses = [part.weight * part.bound.mean_loss(z) for part, z in zip(parts, moved, strict=True)]
-            return _tree.sum_leaves(losses)
+            def loss(at: TermPoint) -> Scalar:
+                return at.weight * at.batch_term.mean_loss(jax.tree.map(jnp.add, at.z, at.point.push(d)))
 
-        # What the covector has beyond the gradient of the parts: the rest of the batch, `l2`, others in a chain.
+            return _tree.sum_leaves([loss(term_point) for term_point in points])
+
+        # What the covector has beyond the gradient at the points: the rest of the batch, `l2`, others in a chain.
         tilt = _tree.subtract(covector, jax.grad(linearised)(zero))
 
         def objective(d):

@@ -1,4 +1,4 @@
-"""Kronecker factors as a step measures them: on parts of batches, of one term or of several."""
+"""Kronecker factors as a step measures them: on a fraction of its batches, of one term or of several."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,32 +19,32 @@ from natgrad._block.unfactored import ZeroEstimator
 from natgrad._check import caller
 from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._metric.estimated_blocks import FactorData, factor_data
+from natgrad._optimiser.cost import TermPoint
 from natgrad._optimiser.damping import DampingMatrix
-from natgrad._optimiser.evaluation import Part
 from natgrad._optimiser.structure.cotangents import columns_of
 from natgrad._types import Key
 
 
 class Measured(NamedTuple):
-    """A part of a batch with the cotangents of its outputs, and the blocks to compute from them."""
+    """A term at a point with the cotangents of its outputs, and the blocks to compute from them."""
 
     batch: FactorData
     estimators: list[AbstractEstimator]
 
 
 def measure(
-    parts: Sequence[Part], key: Key | None, rules: BlockRules, num_samples: int, *, corrected: bool
+    points: Sequence[TermPoint], key: Key | None, rules: BlockRules, num_samples: int, *, corrected: bool
 ) -> list[Measured]:
-    """What blocks are computed from, for every part."""
+    """What blocks are computed from, for every term."""
     found = []
-    for number, part in enumerate(parts):
-        point, columns = part.point, columns_of(part, key, num_samples, number)
+    for number, term_point in enumerate(points):
+        point, columns = term_point.point, columns_of(term_point, key, num_samples, number)
         found.append(Measured(*factor_data(point, columns, rules, is_corrected=corrected)))
     return found
 
 
 def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]]) -> BlockMetric:
-    """The metric of all parts. The sum of several Kronecker products is replaced by the nearest one."""
+    """The metric of all terms. The sum of several Kronecker products is replaced by the nearest one."""
     metrics = [own.batch.metric(own.estimators, list(each)) for own, each in zip(measured, blocks, strict=True)]
     if len(metrics) == 1:
         return metrics[0]

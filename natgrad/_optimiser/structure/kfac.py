@@ -81,8 +81,8 @@ class KFAC(AbstractStructure):
     def has_sites(self):
         return True
 
-    def init(self, parts, key, damping):
-        metric = self._measured(parts, key)
+    def init(self, points, key, damping):
+        metric = self._measured(points, key)
         # An inverse by factors has the form of the metric.
         is_same = self._is_factored(damping)
         inverse = metric.operator if is_same else metric.operator.function(lambda values: values)
@@ -96,9 +96,9 @@ class KFAC(AbstractStructure):
             jnp.zeros(len(metric.operator.blocks), bool),
         )
 
-    def update(self, state, parts, key, schedule, is_good):
+    def update(self, state, points, key, schedule, is_good):
         def new() -> tuple[RunningState, ...]:
-            fresh = self._measured(parts, key)
+            fresh = self._measured(points, key)
             traces = fresh.operator.traces()
             is_new = is_good & jnp.isfinite(fresh.operator.trace(traces))
             averaged = lambda old, own: RunningAverage(self.decay).update(old, own, is_good=is_new)
@@ -108,7 +108,7 @@ class KFAC(AbstractStructure):
         found = new() if self.update_every == 1 else where_due(schedule.is_due(self.update_every), new, old)
         return state._replace(average=found[0], traces=found[1])
 
-    def mean_eigenvalue(self, state, parts, key):
+    def mean_eigenvalue(self, state, points, key):
         metric = self._average(state)
         return over_live(metric.operator.trace(self._traces(state)), _tree.flatten(metric.diagonal())[0])
 
@@ -143,7 +143,7 @@ class KFAC(AbstractStructure):
         inverse = state.inverse.replaced(blocks)
         return state._replace(inverse=inverse, units=units, failures=failures, is_stale=is_stale)
 
-    def direction(self, state, parts, covector, damping):
+    def direction(self, state, points, covector, damping):
         inverse = state.inverse
         if not self._is_factored(damping):
             per_block = block_damping(self._average(state), damping)
@@ -154,7 +154,7 @@ class KFAC(AbstractStructure):
         result = results.where(jnp.any(state.is_stale), results.kept_inverse, results.successful)
         return Direction(vector, result, state.failures), state
 
-    def diagonal(self, state, parts):
+    def diagonal(self, state, points):
         return self._average(state).diagonal()
 
     def check(self, damping):
@@ -186,8 +186,8 @@ class KFAC(AbstractStructure):
         is_finite = jnp.stack([jnp.all(jnp.isfinite(block.diagonal())) for block in blocks])
         return blocks, is_finite
 
-    def _measured(self, parts, key) -> BlockMetric:
-        measured = measure(parts, key, self.blocks, self.num_samples, corrected=False)
+    def _measured(self, points, key) -> BlockMetric:
+        measured = measure(points, key, self.blocks, self.num_samples, corrected=False)
         return combined(measured, [own.batch.blocks(own.estimators) for own in measured])
 
     def _average(self, state: KFACState) -> BlockMetric:
