@@ -118,7 +118,7 @@ def test_a_step_of_the_optimiser(key):
     model, start, x = small()
     y = normal(3, 2, 2)
     opt = ng.NaturalGradient(
-        model, ng.LeastSquares(), ng.Exact(SOLVERS[key]()), ng.ConstantDamping(DAMPING), ng.ConstantStep(0.5)
+        model, ng.LeastSquares(), ng.Exact(SOLVERS[key]()), ng.ConstantDamping(DAMPING), step=ng.ConstantStep(0.5)
     )
     state = opt.init(start, (x, y))
 

@@ -106,7 +106,7 @@ def test_softmax_coordinates_are_the_scaled_residuals():
     p = jax.nn.softmax(z, axis=-1)
     residual = p - jax.nn.one_hot(case.y, 3)
     expected = residual / jnp.sqrt(p) / np.sqrt(len(z))
-    assert_close(metric.root_coordinates(residual), expected.reshape(-1), 1e-8)
+    assert_close(metric.root_coordinates(residual), expected.T.reshape(-1), 1e-8)
 
 
 def test_conjugate_gradients_start_warm_stop_early_and_use_a_preconditioner():
