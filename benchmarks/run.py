@@ -19,6 +19,7 @@ BENCHMARKS = (
     "categorical",
     "products",
     "per_example",
+    "point",
     "sample_space",
     "kronecker",
     "untuned",

@@ -369,7 +369,7 @@ def test_bad_models_and_geometries():
     assert_refused("needs finite numbers", model=infinite)
     overflow = lambda p, x: (x @ p["w"]) * 1e200
     assert_refused(
-        "`kfac` needs finite numbers in every factor, but those of `params['w']` are not.",
+        "`kfac` needs finite numbers in every factor, but the factors of `params['w']` are not.",
         model=overflow,
         params={"w": normal(1, 3, 2)},
         x=normal(2, 5, 3),

@@ -115,7 +115,7 @@ REFUSED = {
         TypeError,
         "`natural_gradient` needs the `gradient` of a cost",
     ),
-    "others": (lambda: ng.kfac(point(), GEOMETRY), TypeError, "`kfac` got a `Point`, which has its geometry"),
+    "others": (lambda: ng.kfac(point(), GEOMETRY), TypeError, "`kfac` got a `Point` and more positional arguments"),
     "no_geometry": (
         lambda: ng.gram(ng.evaluate(mlp, None, mlp_params(), normal(9, 5, 3))),
         TypeError,

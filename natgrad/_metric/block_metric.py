@@ -109,8 +109,8 @@ def _product_traces(blocks: Sequence[AbstractBlock], traces: Float[Array, " matr
 def by_block(blocks: Sequence[AbstractBlock], function: Callable[[list[Array]], list]) -> list[list[Any]]:
     """`function` of the matrices of all blocks, and what of it belongs to each."""
     matrices = [block.matrices() for block in blocks]
-    found = iter(function([matrix for own in matrices for matrix in own]))
-    return [[next(found) for _ in own] for own in matrices]
+    results = iter(function([matrix for of_block in matrices for matrix in of_block]))
+    return [[next(results) for _ in of_block] for of_block in matrices]
 
 
 class BlockMetric(AbstractMetric):
@@ -209,8 +209,8 @@ class BlockInverse(eqx.Module):
 @eqx.filter_jit
 def _inverse(operator: Blocks, damping: Scalar, factored: bool, previous: BlockInverse | None) -> BlockInverse:
     if factored:
-        found = damped.invert(operator.blocks, jnp.broadcast_to(damping, (len(operator.blocks),)))
-        new, is_good, is_finite = operator.replaced(found.blocks), found.is_definite, found.is_finite
+        inverses = damped.invert(operator.blocks, jnp.broadcast_to(damping, (len(operator.blocks),)))
+        new, is_good, is_finite = operator.replaced(inverses.blocks), inverses.is_definite, inverses.is_finite
     else:
         new = operator.function(lambda s: reciprocal(s + damping.astype(s.dtype)))
         is_good = is_finite = jnp.stack([finite(block).holds for block in new.blocks])

@@ -66,8 +66,9 @@ def _require_finite(metric: BlockMetric) -> None:
     bad = [paths[place.parts[0].leaf] for place, good in zip(operator.places, are_finite, strict=True) if not good]
     if bad:
         raise ValueError(
-            f"{caller()} needs finite numbers in every factor, but those of {', '.join(f'`{path}`' for path in bad)} "
-            "are not. Look for NaN or infinity in `params` and `x`, or for an overflow in the gradients."
+            f"{caller()} needs finite numbers in every factor, but the factors of "
+            f"{', '.join(f'`{path}`' for path in bad)} are not. Look for NaN or infinity in "
+            "`params` and `x`, or for an overflow in the gradients."
         )
 
 
@@ -109,13 +110,13 @@ class FactorData(NamedTuple):
     weights: Float[Array, " N"] | None
 
     def corrected(self, estimators: list[AbstractEstimator], basis: BlockMetric | None) -> list[AbstractEstimator]:
-        """The assignments, with a basis for those whose eigenvalues are to be corrected."""
-        wanted = [one for one in estimators if is_corrected(one)]
+        """The estimators, with a basis where eigenvalues are to be corrected."""
+        wanted = [estimator for estimator in estimators if is_corrected(estimator)]
         if not wanted:
             return estimators
         blocks = self.blocks(wanted) if basis is None else _given(basis, estimators)
-        found = iter(bases(blocks))
-        return [corrected(one, *next(found)) if is_corrected(one) else one for one in estimators]
+        pairs = iter(bases(blocks))
+        return [with_basis(one, *next(pairs)) if is_corrected(one) else one for one in estimators]
 
     def blocks(self, estimators: list[AbstractEstimator]) -> list[AbstractBlock]:
         """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
@@ -124,18 +125,20 @@ class FactorData(NamedTuple):
 
         def sums(part: Output) -> list:
             here = recording(part)
-            return [one.of_cotangents(here, budget) for one in estimators]
+            return [estimator.of_cotangents(here, budget) for estimator in estimators]
 
         total = summed(sums, columns, point.column_chunk(columns))
         mean = jax.tree.map(lambda leaf: leaf / point.num_examples, total)
         first = recording(jax.tree.map(lambda s: s[:1], columns))
-        inputs = [one.of_inputs(first, own, budget) for one, own in zip(estimators, mean, strict=True)]
-        return [one.block(*parts) for one, *parts in zip(estimators, inputs, mean, strict=True)]
+        triples = []
+        for estimator, cotangent_moment in zip(estimators, mean, strict=True):
+            triples.append((estimator, estimator.of_inputs(first, cotangent_moment, budget), cotangent_moment))
+        return [estimator.block(*moments) for estimator, *moments in triples]
 
     def metric(self, estimators: list[AbstractEstimator], blocks: list[AbstractBlock]) -> BlockMetric:
         program = self.point.program
         leaves, treedef = jax.tree.flatten(program.params)
-        operator = Blocks(tuple(blocks), tuple(one.place for one in estimators), (tuple(leaves), treedef))
+        operator = Blocks(tuple(blocks), tuple(estimator.place for estimator in estimators), (tuple(leaves), treedef))
         report = make_report(program, self.point.uses, estimators, blocks)
         return BlockMetric(operator, report, jnp.asarray(float(program.num_examples)))
 
@@ -144,18 +147,18 @@ def is_corrected(estimator: AbstractEstimator) -> bool:
     return isinstance(estimator, KroneckerEstimator) and estimator.is_corrected
 
 
-def corrected(estimator: Any, inputs: Factor, outputs: Factor) -> AbstractEstimator:
-    """An assignment whose eigenvalues are corrected in a given basis."""
+def with_basis(estimator: Any, inputs: Factor, outputs: Factor) -> AbstractEstimator:
+    """An estimator of corrected eigenvalues in a given basis."""
     return EigenvalueEstimator(estimator.place, estimator.reason, estimator.is_fallback, estimator, inputs, outputs)
 
 
 def _given(basis: BlockMetric, estimators: Sequence[AbstractEstimator]) -> Sequence[AbstractBlock]:
-    """The blocks of a basis, if they are those that are wanted."""
+    """The blocks of a basis whose eigenvalues are to be corrected, if they belong to this model."""
     if not isinstance(basis, BlockMetric):
         raise TypeError(f"{caller()} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
-    same = basis.operator.places == tuple(one.place for one in estimators)
+    same = basis.operator.places == tuple(estimator.place for estimator in estimators)
     pairs = zip(estimators, basis.operator.blocks, strict=False)
-    leading = [block for one, block in pairs if is_corrected(one)]
+    leading = [block for estimator, block in pairs if is_corrected(estimator)]
     if not same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in leading):
         raise ValueError(f"{caller()} got a `basis` of another model, or in other blocks.")
     return leading
@@ -163,8 +166,11 @@ def _given(basis: BlockMetric, estimators: Sequence[AbstractEstimator]) -> Seque
 
 def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
     """The eigenvectors of the two factors of every block."""
-    eigen = by_block(blocks, stacks.eigens)
-    return [
-        (block.input_basis, block.output_basis) if isinstance(block, EigenBlock) else (own[0].vectors, own[1].vectors)
-        for block, own in zip(blocks, eigen, strict=True)
-    ]
+
+    def basis(block: AbstractBlock, eigens: Sequence[Any]) -> tuple[Factor, Factor]:
+        if isinstance(block, EigenBlock):
+            return block.input_basis, block.output_basis
+        inputs, outputs = eigens
+        return inputs.vectors, outputs.vectors
+
+    return [basis(block, eigens) for block, eigens in zip(blocks, by_block(blocks, stacks.eigens), strict=True)]

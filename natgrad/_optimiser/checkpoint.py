@@ -57,12 +57,12 @@ def load_checkpoint(path: str | os.PathLike, like: PyTree) -> PyTree:
     header, payload = _read(Path(path))
     wanted, treedef = jax.tree_util.tree_flatten_with_path(like)
     _check_same(header, wanted, path)
-    found = []
+    restored = []
     for number, (described, (_, leaf)) in enumerate(zip(header["leaves"], wanted, strict=True)):
         raw = payload[f"leaf{number}"].tobytes()
         array = np.frombuffer(raw, _dtype(described["dtype"])).reshape(described["shape"])
-        found.append(_like_leaf(array, described["key"], leaf))
-    return jax.tree.unflatten(treedef, found)
+        restored.append(_like_leaf(array, described["key"], leaf))
+    return jax.tree.unflatten(treedef, restored)
 
 
 class Checkpoints:
@@ -128,8 +128,8 @@ def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
 def _check_same(header: dict, wanted: list, path: Any) -> None:
     facts = lambda leaf: ("key of " * _is_key(leaf) + str(_bare(leaf).dtype), list(_bare(leaf).shape))
     expected = {jax.tree_util.keystr(key_path): facts(leaf) for key_path, leaf in wanted}
-    kind = lambda each: "key of " if each["key"] else ""
-    given = {each["path"]: (kind(each) + each["dtype"], list(each["shape"])) for each in header["leaves"]}
+    kind = lambda leaf: "key of " if leaf["key"] else ""
+    given = {leaf["path"]: (kind(leaf) + leaf["dtype"], list(leaf["shape"])) for leaf in header["leaves"]}
     if list(expected) != list(given):
         missing, extra = [p for p in expected if p not in given], [p for p in given if p not in expected]
         if header["version"] < VERSION:

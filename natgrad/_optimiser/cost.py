@@ -60,11 +60,11 @@ class BatchTerm(NamedTuple):
         z, other = with_counted(weights, (z, other))
         for _ in range(weights.ndim):
             function = jax.vmap(function)
-        each = _numbers(function(z, other), weights.ndim)
+        values = _numbers(function(z, other), weights.ndim)
         most = self.batch.example_weights
         assert most is not None
-        share = weights.astype(each.dtype) * spread(inverse_or_zero(most.astype(each.dtype)), weights)
-        return jnp.sum(jnp.where(is_counted, share * each, 0.0).reshape(len(each), -1), axis=1)
+        share = weights.astype(values.dtype) * spread(inverse_or_zero(most.astype(values.dtype)), weights)
+        return jnp.sum(jnp.where(is_counted, share * values, 0.0).reshape(len(values), -1), axis=1)
 
     def are_valid(self, z: Output) -> Bool[Array, "N ..."]:
         """Whether the target of every example, or of every position, is one that the objective can have."""
@@ -81,7 +81,8 @@ class BatchTerm(NamedTuple):
         return are_met(requirements) if requirements else jnp.array(True)
 
     def refuse_invalid(self, z: Output, label: str | None = None) -> None:
-        """Raise if a concrete target cannot be one, with its place and value. Of `z` only shapes matter."""
+        """Raise an error for the first invalid concrete target or weight, with its index and value. Only the shapes of
+        `z` are used."""
         if not is_concrete((self.batch.y, self.batch.weights)):
             return
         like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), z)
@@ -110,11 +111,12 @@ class BatchTerm(NamedTuple):
 class TermPoint(NamedTuple):
     """A term on a fraction of its batch, after the forward pass.
 
-    With `is_whole` the fraction is the whole batch as it was given, whose loss and gradient the step needs."""
+    `gives_batch_loss` says whether loss and gradient of the whole batch can be taken from this forward pass: not for a
+    fraction of the batch, nor for a model that may couple examples."""
 
     batch_term: BatchTerm
     point: Point
-    is_whole: bool
+    gives_batch_loss: bool
 
     @property
     def z(self) -> Output:
@@ -186,7 +188,7 @@ class Cost(NamedTuple):
         return CostPoint(self, params, [_term_point(term, params, how) for term in self.terms])
 
     def refuse_invalid(self, params: PyTree, label: str | None = None) -> None:
-        """Raise if a concrete target or weight cannot be one, or if nothing in concrete batches counts."""
+        """Raise an error for invalid concrete targets or weights, and for batches whose weights are all zero."""
         # A compiled step looks at its batch itself, and the model is not traced once more for this.
         if not is_concrete([term.batch for term in self.terms]):
             return
@@ -214,15 +216,15 @@ class CostPoint(NamedTuple):
     def value_and_gradient(self) -> tuple[Scalar, Float[Array, " P"]]:
         """The cost over whole batches and its gradient as a vector.
 
-        Where the metric is measured on whole batches, one pass serves both. Elsewhere examples are run twice, which
-        takes less time than to put the other examples together."""
+        If the metric uses whole batches, one forward pass gives both. Otherwise the examples of the fraction are run
+        twice, which was faster than gathering the remaining examples."""
 
         def value_and_gradient(term: BatchTerm) -> tuple[Scalar, PyTree]:
             return jax.value_and_grad(term.loss)(self.params)
 
         losses, gradients = [], []
         for term, point in zip(self.cost.terms, self.points, strict=True):
-            if point.is_whole:
+            if point.gives_batch_loss:
                 loss, gradient = point.loss_and_gradient()
             else:
                 loss, gradient = _in_pieces(value_and_gradient, term, self.cost.num_pieces)
@@ -255,7 +257,7 @@ class CostPoint(NamedTuple):
         return jnp.all(jnp.stack([are_valid(term, point.z) for term, point in pairs]))
 
     def has_weight(self) -> Bool[Array, ""]:
-        """Whether something counts: in some batch, and in the fraction of every batch in which something counts."""
+        """Whether some batch has a positive weight, and each such batch also in the fraction used for the metric."""
         pairs = zip(self.cost.terms, self.points, strict=True)
         totals = [(jnp.asarray(term.batch.total), jnp.asarray(point.batch_term.batch.total)) for term, point in pairs]
         return self.cost.has_weight() & jnp.all(jnp.stack([(part > 0) | ~(whole > 0) for whole, part in totals]))
@@ -308,13 +310,14 @@ def _in_pieces(function: Callable[[BatchTerm], PyTree], term: BatchTerm, num_pie
     return _tree.add(total, weighed(jax.tree.map(lambda leaf: leaf[count * size :], batch)))
 
 
-def _numbers(each: Array, ndim: int) -> Array:
-    if each.ndim != ndim:
+def _numbers(values: Array, ndim: int) -> Array:
+    """Losses, if there is one number for every example or position."""
+    if values.ndim != ndim:
         raise ValueError(
-            f"The loss of one example must be one number, but has shape {each.shape[ndim:]}. Sum over the entries of "
+            f"The loss of one example must be one number, but has shape {values.shape[ndim:]}. Sum over the entries of "
             "the output."
         )
-    return _tree.at_least_float32(each)
+    return _tree.at_least_float32(values)
 
 
 def _name(objective: AbstractObjective) -> str:

@@ -22,11 +22,11 @@ def _to_state_dict(state: State) -> dict[str, Any]:
 
 def _from_state_dict(state: State, given: dict[str, Any]) -> State:
     leaves, treedef = jax.tree.flatten(state)
-    found = [given.get(str(number)) for number in range(len(leaves))]
-    is_same = [getattr(a, "shape", None) == getattr(b, "shape", None) for a, b in zip(leaves, found, strict=True)]
+    restored = [given.get(str(number)) for number in range(len(leaves))]
+    is_same = [getattr(a, "shape", None) == getattr(b, "shape", None) for a, b in zip(leaves, restored, strict=True)]
     if len(given) != len(leaves) or not all(is_same):
         raise ValueError(
             f"The file holds the state of another optimiser: {len(given)} arrays where {len(leaves)} are needed, or "
             "arrays of other shapes. Use the same model and the same parts of the optimiser as when it was saved."
         )
-    return jax.tree.unflatten(treedef, found)
+    return jax.tree.unflatten(treedef, restored)

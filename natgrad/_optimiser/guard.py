@@ -16,8 +16,11 @@ from natgrad._types import Scalar
 
 
 class Soundness(NamedTuple):
-    """Whether a step may be taken: loss and gradient are finite, and the last step did not make the loss diverge; the
-    targets are such that the objectives can have them; the output for an example changes with the rest of its batch."""
+    """Whether a step may be taken.
+
+    `is_finite`: loss and gradient are finite, and the last step did not make the loss diverge. `is_valid`: every target
+    is in the domain of its objective, and some example has a weight above zero. `is_coupled`: some output depends on
+    other examples of the batch; no step is taken then."""
 
     is_finite: Bool[Array, ""]
     is_valid: Bool[Array, ""]
@@ -198,19 +201,19 @@ class Rollback(AbstractGuard):
         return Conclusion(w, last, is_accepted, rejections > self.max_rejections, new)
 
     def _is_far_above(self, state: RollbackState, loss: Scalar, other: Scalar) -> Bool[Array, ""]:
-        own = loss.astype(state.mean.dtype)
-        slack = self.threshold * state.spread + self.rounding(state, loss).astype(own.dtype)
-        return own > other.astype(own.dtype) + slack
+        value = loss.astype(state.mean.dtype)
+        slack = self.threshold * state.spread + self.rounding(state, loss).astype(value.dtype)
+        return value > other.astype(value.dtype) + slack
 
     def _with_loss(self, state: RollbackState, loss: Scalar, is_sound: Bool[Array, ""]) -> RollbackState:
         """The averages with the loss of one more step, if that was sound."""
-        own = jnp.where(is_sound, loss.astype(state.mean.dtype), state.mean)
+        value = jnp.where(is_sound, loss.astype(state.mean.dtype), state.mean)
         is_first = is_sound & ~state.is_started
         averaged = lambda old, new: jnp.where(is_sound, self.decay * old + (1 - self.decay) * new, old)
         return state._replace(
             is_started=state.is_started | is_sound,
-            first=jnp.where(is_first, own, state.first),
-            mean=jnp.where(is_first, own, averaged(state.mean, own)),
+            first=jnp.where(is_first, value, state.first),
+            mean=jnp.where(is_first, value, averaged(state.mean, value)),
             # At first, for want of more, as large as the loss.
-            spread=jnp.where(is_first, jnp.abs(own), averaged(state.spread, jnp.abs(own - state.mean))),
+            spread=jnp.where(is_first, jnp.abs(value), averaged(state.spread, jnp.abs(value - state.mean))),
         )

@@ -31,7 +31,7 @@ from natgrad._optimiser.step.base import AbstractStep, Expansion, Proposal, Sear
 from natgrad._optimiser.step.quadratic_model import QuadraticModel
 from natgrad._optimiser.structure.base import AbstractStructure, Schedule
 from natgrad._optimiser.structure.kfac import KFAC
-from natgrad._optimiser.term import Term, as_terms, batches_of
+from natgrad._optimiser.term import Term, as_terms, aux_of, batches_of
 from natgrad._optimiser.trainable import (
     as_choice,
     check_trained,
@@ -173,8 +173,10 @@ class NaturalGradient(eqx.Module):
         what to add to the parameters in place of new ones, which is zero for parameters that are not trained."""
         trained, fixed = self._partition(params)
         self._cost(fixed, batch).refuse_invalid(trained)
-        own, others = eqx.partition(gradient, jax.tree.map(lambda leaf: leaf is not None, trained, is_leaf=_is_none))
-        before, after, state, info = self._advance(trained, fixed, own, state, batch, key)
+        trained_gradient, others = eqx.partition(
+            gradient, jax.tree.map(lambda leaf: leaf is not None, trained, is_leaf=_is_none)
+        )
+        before, after, state, info = self._advance(trained, fixed, trained_gradient, state, batch, key)
         # What others in a chain make of an update is theirs, so there is no going back here.
         change = jnp.where(info.accepted, after - before, 0.0)
         others = jax.tree.map(lambda leaf: jnp.zeros_like(leaf) if is_floating(leaf) else leaf, others)
@@ -204,7 +206,7 @@ class NaturalGradient(eqx.Module):
         proposal = self._propose(expansion, search, shrinkage)
         proposal, is_diverging = self._judge(expansion, proposal, state, measurement.is_suspicious)
         after, state, info = self._conclude(measurement, solved, proposal, is_diverging, state)
-        return expansion.w, after, state, info._replace(aux=self._aux(eqx.combine(params, fixed), batch))
+        return expansion.w, after, state, info._replace(aux=aux_of(self.terms, eqx.combine(params, fixed), batch))
 
     def _measure(self, params: PyTree, cost: Cost, given: PyTree | None, state: State) -> Measurement:
         """One forward and one backward pass: the cost around the parameters, and whether the batch can be used."""
@@ -387,13 +389,6 @@ class NaturalGradient(eqx.Module):
                 # Some logits may be minus infinity on purpose.
                 probe(term.map.model, program, trained, few.x, needs_finite=False)
         warn_of_unused(sorted(unused or ()))
-
-    def _aux(self, params: PyTree, batch: Any) -> PyTree:
-        """What models return besides their outputs, on the whole batch."""
-        call = lambda term, own: term.model(params, *([] if own.x is None else [own.x]))[1]
-        pairs = zip(self.terms, batches_of(self.terms, batch), strict=True)
-        found = {name: call(*pair) for name, pair in pairs if pair[0].has_aux}
-        return found.get(None) if None in self.terms else found or None
 
 
 def _is_none(leaf: Any) -> bool:

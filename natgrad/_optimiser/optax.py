@@ -105,19 +105,19 @@ def _whole(tree: PyTree, others: PyTree, remedy: str) -> PyTree:
             "optax passes only some of the parameters here (`optax.masked`, `optax.multi_transform`), but the model "
             f"needs all of them: {remedy}"
         )
-    return jax.tree.map(lambda own, other: other if _is_masked(own) else own, tree, others, is_leaf=_is_masked)
+    return jax.tree.map(lambda leaf, other: other if _is_masked(leaf) else leaf, tree, others, is_leaf=_is_masked)
 
 
 def _hidden(tree: PyTree, whole: PyTree) -> PyTree:
     """A whole tree without what is hidden in another."""
-    return jax.tree.map(lambda own, other: own if _is_masked(own) else other, tree, whole, is_leaf=_is_masked)
+    return jax.tree.map(lambda leaf, other: leaf if _is_masked(leaf) else other, tree, whole, is_leaf=_is_masked)
 
 
 def _training_only(opt: NaturalGradient, params: PyTree, whole: PyTree) -> NaturalGradient:
     """The optimiser, training only what is not hidden."""
     if whole is params:
         return opt
-    shown = lambda own, other: jax.tree.map(lambda _: not _is_masked(own), other)
+    shown = lambda leaf, other: jax.tree.map(lambda _: not _is_masked(leaf), other)
     flags = jax.tree.map(shown, params, whole, is_leaf=_is_masked)
     if opt.trainable is not None:
         flags = jax.tree.map(lambda a, b: a and b, flags, filter_of(whole, opt.trainable))

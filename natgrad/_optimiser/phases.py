@@ -65,14 +65,14 @@ def describe(solved: NaturalStep, trial: Trial, conclusion: Conclusion) -> Info:
     )
 
 
-def _result(found: Direction, soundness: Soundness, conclusion: Conclusion) -> Any:
+def _result(direction: Direction, soundness: Soundness, conclusion: Conclusion) -> Any:
     """What came of a step, in words."""
     results: Any = STEP_RESULTS
     unsolved = [results.not_positive_definite, results.inaccurate, results.not_finite, results.inner_diverged]
-    is_unsolved = functools.reduce(jnp.logical_or, [found.result == each for each in unsolved])
-    rejected = results.where(is_unsolved, found.result, results.rejected)
+    is_unsolved = functools.reduce(jnp.logical_or, [direction.result == result for result in unsolved])
+    rejected = results.where(is_unsolved, direction.result, results.rejected)
     rejected = results.where(soundness.is_finite, rejected, results.restored)
     rejected = results.where(conclusion.is_given_up, results.too_many_rejections, rejected)
     rejected = results.where(soundness.is_coupled, results.coupled, rejected)
     rejected = results.where(soundness.is_valid, rejected, results.invalid_batch)
-    return results.where(conclusion.is_accepted, found.result, rejected)
+    return results.where(conclusion.is_accepted, direction.result, rejected)

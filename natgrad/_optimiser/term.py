@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from natgrad import _tree
 from natgrad._check import caller, is_concrete, public
@@ -108,6 +109,17 @@ def batches_of(terms: Mapping[str | None, Term], data: Any) -> Iterator[tuple[Te
         raise ValueError(f"A problem of terms needs a batch for each, {sorted(map(str, terms))}, but got {given}.")
     for name, term in terms.items():
         yield term, as_batch(data[name], f"The batch of `{name}`", term.objective)
+
+
+def aux_of(terms: Mapping[str | None, Term], params: PyTree, data: Any) -> PyTree:
+    """What models return besides their outputs, on whole batches: of the only term, or by the names of terms."""
+
+    def aux(term: Term, batch: Batch) -> PyTree:
+        return term.model(params, *([] if batch.x is None else [batch.x]))[1]
+
+    pairs = zip(terms, batches_of(terms, data), strict=True)
+    by_name = {name: aux(*pair) for name, pair in pairs if pair[0].has_aux}
+    return by_name.get(None) if None in terms else by_name or None
 
 
 def as_batch(data: Any, label: str, objective: AbstractObjective) -> Batch:

@@ -88,7 +88,7 @@ class Batch(eqx.Module):
 
 
 def as_examples(x: PyTree) -> Batch:
-    """Inputs as a batch, whose weights are refused where they are known to be none."""
+    """Convert inputs to a `Batch`; refuse concrete weights that are negative, not finite or all zero."""
     batch = x if isinstance(x, Batch) else Batch(x)
     count, weights = batch.size, batch.weights
     if weights is None:
@@ -110,13 +110,13 @@ def inverse_or_zero(total: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def weigh(weights: Array, tree: PyTree, lead: int = 0) -> PyTree:
-    """Arrays that have the axes of the weights after `lead` others, times the weights. What does not count is zero,
-    whatever it was."""
+    """Multiply arrays by weights, whose axes follow `lead` other axes. Entries of weight zero become zero, even if they
+    were NaN."""
 
     def weighed(leaf: Array) -> Array:
         shape = (1,) * lead + weights.shape + (1,) * (leaf.ndim - lead - weights.ndim)
-        own = weights.reshape(shape).astype(leaf.dtype)
-        return jnp.where(own > 0, own * jnp.where(own > 0, leaf, 0.0), 0.0)
+        factors = weights.reshape(shape).astype(leaf.dtype)
+        return jnp.where(factors > 0, factors * jnp.where(factors > 0, leaf, 0.0), 0.0)
 
     return jax.tree.map(weighed, tree)
 
@@ -124,7 +124,7 @@ def weigh(weights: Array, tree: PyTree, lead: int = 0) -> PyTree:
 def check_weights(weights: Array, z: Output, y: PyTree = None) -> None:
     """Refuse weights that do not have a leading shape of the outputs, and of the targets."""
     shapes = {name: [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for name, tree in (("z", z), ("y", y))}
-    if any(shape[: weights.ndim] != weights.shape for own in shapes.values() for shape in own):
+    if any(shape[: weights.ndim] != weights.shape for leaf_shapes in shapes.values() for shape in leaf_shapes):
         raise ValueError(
             f"The weights of a batch (or the labels that `ignore_label` marks) have shape {weights.shape}, but outputs "
             f"have {shapes['z']} and targets {shapes['y']}. Weights need one number for each example, or for each "
@@ -133,8 +133,7 @@ def check_weights(weights: Array, z: Output, y: PyTree = None) -> None:
 
 
 def with_counted(weights: Array, tree: PyTree) -> PyTree:
-    """Arrays that have the axes of the weights in front, with an entry that counts in place of those that do not: it is
-    inside the domain of any loss."""
+    """Replace entries of weight zero by the entry of largest weight, so that the loss is defined there."""
     most = jnp.argmax(weights)
 
     def filled(leaf: Array) -> Array:

@@ -23,8 +23,7 @@ from natgrad._types import Output
 
 
 class Location(eqx.Module):
-    """Where a point is to be: evaluated inside the compiled function that uses it, so that nothing is computed twice
-    and nothing that is not used."""
+    """The arguments of a forward pass that has not run yet: the compiled function that uses them runs it."""
 
     map: OutputMap
     params: PyTree
@@ -35,7 +34,7 @@ class Location(eqx.Module):
         return self.map.with_sites(self.params, check=self.check)
 
 
-# What a public function has been given: a point, or where it is to be.
+# A point, or the arguments to compute one.
 Place = Location | Point
 
 
@@ -49,7 +48,7 @@ def locate(
     check: bool = True,
     budget: int = 2**26,
 ) -> Place:
-    """The place that a public function is asked about, after all checks that need no forward pass."""
+    """Check the arguments of a public function; return the point that was passed, or a location."""
     if isinstance(model, Point):
         return given_point(model, geometry, params, x)
     if budget < 1:
@@ -63,8 +62,9 @@ def locate(
 def given_point(point: Point, *others: Any) -> Point:
     if any(other is not None for other in others):
         raise TypeError(
-            f"{caller()} got a `Point`, which has its geometry, parameters and data already, and others beside it. "
-            "Leave them out, or give the model in place of the point."
+            f"{caller()} got a `Point` and more positional arguments. A point already has its geometry, parameters and "
+            "data. Pass everything else by name: `per_example(point, cotangents=...)`, `natural_gradient(point, "
+            "gradient=...)`."
         )
     return point
 

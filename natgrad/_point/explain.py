@@ -58,20 +58,20 @@ class Explanation(NamedTuple):
 def explain(
     program: Program, parameters: Sequence[ParameterUses], formed: Sequence[RematerialisedUse], num_cotangents: int
 ) -> Explanation:
-    in_backward = {one.site.number for one in formed}
+    in_backward = {use.site.number for use in formed}
     seen: set[Any] = set()
     sites = []
     for site in program.sites:
-        own = [value for value in site.recorded if value not in seen]
-        seen.update(own)
-        numbers = sum(_numbers(program, value.loops, value.aval) for value in own)
+        new_values = [value for value in site.recorded if value not in seen]
+        seen.update(new_values)
+        numbers = sum(_numbers(program, value.loops, value.aval) for value in new_values)
         numbers += num_cotangents * sum(_numbers(program, site.loops, aval) for aval in site.avals)
         is_formed = site.number in in_backward
         steps = tuple(program.lengths[loop] for loop in site.loops)
         sites.append(
             SiteReport(site.primitive, _rules(site), _names(program, site), steps, 0 if is_formed else numbers)
         )
-    formed_leaves = {one.leaf for one in formed}
+    formed_leaves = {use.leaf for use in formed}
     reports = [_parameter(program, parameter, parameter.leaf in formed_leaves) for parameter in parameters]
     return Explanation(tuple(sites), tuple(reports))
 

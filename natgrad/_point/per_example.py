@@ -65,7 +65,7 @@ class PerExample(eqx.Module):
             raise ValueError(f"`PerExample.power_sum` needs an even power, 2 or more, but got {power}.")
         statistic = functools.partial(statistics.power_sum, power=power)
         recording, formed = self._visit(statistic)
-        powers = {one.leaf: one.copy.collect(total) for one, total in formed}
+        powers = {use.leaf: use.copy.collect(total) for use, total in formed}
         for parameter in self.parameters:
             if parameter.leaf not in powers:
                 powers[parameter.leaf] = statistic(recording, parameter, self.budget)
@@ -175,13 +175,13 @@ class PerExample(eqx.Module):
     def _summed(self, statistic: Statistic, shape: tuple[int, ...]) -> Array:
         """A statistic that parameters add to, summed over them."""
         recording, formed = self._visit(statistic)
-        left = {parameter.leaf for parameter in self.parameters} - {one.leaf for one, _ in formed}
+        left = {parameter.leaf for parameter in self.parameters} - {use.leaf for use, _ in formed}
         parts = [
             statistic(recording, parameter, self.budget)
             for parameter in self.parameters
             if parameter.leaf in left and parameter.uses
         ]
-        parts += [jnp.sum(total.reshape(-1, *total.shape[len(one.site.loops) :]), axis=0) for one, total in formed]
+        parts += [jnp.sum(total.reshape(-1, *total.shape[len(use.site.loops) :]), axis=0) for use, total in formed]
         return _tree.sum_leaves(parts) if parts else jnp.zeros(shape, self._dtype)
 
     def _visit(self, statistic: Statistic) -> tuple[SiteRecords, list[tuple[RematerialisedUse, Array]]]:

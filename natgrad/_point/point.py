@@ -81,8 +81,8 @@ class Point(eqx.Module):
     r"""A model at its parameters on a batch, after one forward pass.
 
     Holds the outputs $z_i = f(w, x_i)$ and what products with the Jacobian $J$ need, so that none of them repeats the
-    forward pass. `pullback`, `diagonal`, `kfac`, `ekfac`, `gram` and `per_example` accept a point in place of the
-    model: all metrics of one point then cost one forward pass together. Made by `evaluate`.
+    forward pass. `pullback`, `diagonal`, `kfac`, `ekfac`, `gram`, `per_example` and `natural_gradient` accept a point
+    in place of the model: all metrics of one point then cost one forward pass together. Made by `evaluate`.
 
     With sites, the inputs of every operation that a parameter takes part in were recorded, from which statistics of
     single examples are computed."""

@@ -69,11 +69,11 @@ def probe(model: Callable, program: Program, params: PyTree, x: PyTree, *, needs
     weights = random.choice([-1.0, 1.0], program.num_examples)
     function = jax.jit(lambda *arguments: _probe(model, program, *arguments), compiler_options=UNOPTIMISED)
     with jax.ensure_compile_time_eval():
-        found = jax.tree.map(np.asarray, function(params, x, cotangents, weights, vector))
-    if needs_finite and not found.is_finite:
+        findings = jax.tree.map(np.asarray, function(params, x, cotangents, weights, vector))
+    if needs_finite and not findings.is_finite:
         z = OutputMap(model, Batch(x))(params)
         require(z, [finite(z)], f"{caller()}: the output of the model")
-    _judge(found, program)
+    _judge(findings, program)
 
 
 def _probe(
@@ -85,8 +85,8 @@ def _probe(
     weighed = jax.tree.map(weigh, u)
     (gradient,) = pull(weighed)
     point = of_batch.traced(params, program)
-    found = point.per_example(u, is_stacked=False).rmatvec(weights)
-    pairs = list(zip(jax.tree.leaves(gradient), jax.tree.leaves(found), strict=True))
+    summed = point.per_example(u, is_stacked=False).rmatvec(weights)
+    pairs = list(zip(jax.tree.leaves(gradient), jax.tree.leaves(summed), strict=True))
     return Findings(
         finite(z).holds,
         differing(z, point.z),
@@ -115,16 +115,16 @@ def _norm(x: Array) -> Scalar:
     return scale * jnp.sqrt(jnp.sum((wide / scale) ** 2))
 
 
-def _judge(found: Findings, program: Program) -> None:
-    if found.are_coupled.any():
-        raise ValueError(coupling_message(program.coupling, np.flatnonzero(found.are_coupled)))
+def _judge(findings: Findings, program: Program) -> None:
+    if findings.are_coupled.any():
+        raise ValueError(coupling_message(program.coupling, np.flatnonzero(findings.are_coupled)))
     epsilons = [jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves((program.outputs, program.params))]
     slack = SLACK * float(max(epsilons)) ** 0.5
-    total = math.hypot(*map(float, found.sizes))
-    each = zip(program.names, found.distances, found.sizes, strict=False)
-    wrong = [(name, float(gap), float(size)) for name, gap, size in each if gap > slack * (size + slack * total)]
-    if found.along_vector > slack * total:
-        wrong.append(("a random direction", float(found.along_vector), total))
+    total = math.hypot(*map(float, findings.sizes))
+    gaps = zip(program.names, findings.distances, findings.sizes, strict=False)
+    wrong = [(name, float(gap), float(size)) for name, gap, size in gaps if gap > slack * (size + slack * total)]
+    if findings.along_vector > slack * total:
+        wrong.append(("a random direction", float(findings.along_vector), total))
     if wrong:
         name, gap, size = wrong[0]
         raise ValueError(
@@ -147,9 +147,12 @@ def check_independent(point: Point) -> bool:
     if not coupling:
         return True
     shared, data = call.split(jax.tree.leaves(x))
-    one = lambda data: jax.tree.map(lambda z: z[0], call.of_one(jax.tree.leaves(params), shared, data))
+
+    def of_example(data: list[Any]) -> Output:
+        return jax.tree.map(lambda z: z[0], call.of_one(jax.tree.leaves(params), shared, data))
+
     with jax.ensure_compile_time_eval():
-        alone = jax.jit(jax.vmap(one, in_axes=([axis for _, axis in data],)))([leaf for leaf, _ in data])
+        alone = jax.jit(jax.vmap(of_example, in_axes=([axis for _, axis in data],)))([leaf for leaf, _ in data])
         are_coupled = differing(point.z, alone)
     if not is_concrete(are_coupled):
         return False

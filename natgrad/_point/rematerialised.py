@@ -103,11 +103,11 @@ def form(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget) 
     batched.defvjp(forward, backward)
 
     @jax.custom_batching.custom_vmap
-    def one(zero, example, *operands):
+    def of_example(zero, example, *operands):
         del zero, example
         return tuple(site.compute(list(operands)))
 
-    @one.def_vmap
+    @of_example.def_vmap
     def _(axis_size, is_batched, zero, example, *operands):
         del example
         repeat = lambda x: jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
@@ -118,7 +118,7 @@ def form(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget) 
         out = batched(zero, *operands)
         return out, tuple(True for _ in out)
 
-    return one
+    return of_example
 
 
 def _root(value: Free, leaf: int, loops: tuple[int, ...]) -> Free | None:
@@ -177,8 +177,8 @@ def form_all(
 ) -> tuple[SiteRecords, list[tuple[RematerialisedUse, Any]]]:
     """A forward and a backward pass that forms the statistic at some sites, with the axes of their loops in front, and
     records the others."""
-    by_site = {one.site.number: one for one in formed}
-    equations = {number: form(one, statistic, budget) for number, one in by_site.items()}
+    by_site = {use.site.number: use for use in formed}
+    equations = {number: form(use, statistic, budget) for number, use in by_site.items()}
 
     def probe(site, operands, given):
         if site.number in equations:
@@ -188,16 +188,16 @@ def form_all(
     others = [site for site in program.sites if site.number not in by_site]
     inputs: dict[int, Any] = {site.number: program.zeros(site) for site in others}
     mapped: dict[int, Any] = dict.fromkeys(inputs, 0)
-    for number, one in by_site.items():
-        loops = tuple(program.lengths[loop] for loop in one.site.loops)
-        shape = _shape(one, statistic, budget, program.num_examples)
+    for number, use in by_site.items():
+        loops = tuple(program.lengths[loop] for loop in use.site.loops)
+        shape = _shape(use, statistic, budget, program.num_examples)
         inputs[number] = (jnp.zeros((*loops, *shape.shape), shape.dtype), jnp.zeros((program.num_examples, *loops)))
         mapped[number] = (None, 0)
     run = visited(program, leaves, x, inputs, mapped, probe, others)
     pulled = run.pull(cotangents)
     at_others = {site.number: [h[:, None] for h in pulled[site.number]] for site in others}
     recording = SiteRecords(leaves, program.free_values(leaves), run.records, at_others, program.lengths)
-    return recording, [(one, pulled[number][0]) for number, one in by_site.items()]
+    return recording, [(use, pulled[number][0]) for number, use in by_site.items()]
 
 
 def _shape(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget, count: int) -> Any:

@@ -87,8 +87,8 @@ def rows_of(recording: SiteRecords, parameter: ParameterUses) -> DenseRows:
 
     data = [recording.of(use.site) for use in parameter.uses]
     columns = recording.num_cotangents
-    each = max(leaf.size, *(value.size for value in given))
-    bytes_each = columns * max(leaf.dtype.itemsize, 4) * each
+    size = max(leaf.size, *(value.size for value in given))
+    bytes_each = columns * max(leaf.dtype.itemsize, 4) * size
     return DenseRows(data, jax.vmap(gradients), recording.num_examples, columns, bytes_each)
 
 

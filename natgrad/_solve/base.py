@@ -1,4 +1,4 @@
-"""What a solver is given, and what came of a solve."""
+"""Results of a solve, and the damped metric that solvers get."""
 
 from abc import abstractmethod
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ Flat: TypeAlias = Float[Array, " P"]
 
 
 class RESULTS(eqx.Enumeration):
-    """Outcomes of a solve; the text of each explains itself."""
+    """Outcomes of a solve. `RESULTS[result]` is a message with likely causes and fixes."""
 
     successful = "The system was solved."
     max_steps_reached = (
@@ -44,14 +44,15 @@ class RESULTS(eqx.Enumeration):
 
 
 class Solution(eqx.Module):
-    """The answer of `natgrad.solve`.
+    """Result of `natgrad.solve`.
 
     **Attributes:**
 
     - `value`: the solution, a tree like the parameters; a `Vector` if the right-hand side was a `Covector`.
     - `result`: a member of `natgrad.RESULTS`; its text says what happened.
-    - `stats`: numbers about the solve: the relative `residual`, and steps, rank or rows.
-    - `solver`: which solver did it, and why `Auto` picked it.
+    - `stats`: dictionary with the relative `residual`, and `num_steps` (`CG`), `rank` (`PseudoInverse`) or `rows`
+      (`SampleSpace`).
+    - `solver`: name of the solver, and why `Auto` chose it.
     """
 
     value: PyTree

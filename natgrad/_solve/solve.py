@@ -114,8 +114,8 @@ def solve(
         solver, reason = solver.choose(damped)
         note = f"{type(solver).__name__}, because {reason}"
     value, result, stats = solve_flat(damped, b, solver)
-    found = damped.unflatten(value)
-    return Solution(Vector(found) if is_typed else found, result, stats, note)
+    tree = damped.unflatten(value)
+    return Solution(Vector(tree) if is_typed else tree, result, stats, note)
 
 
 def solve_flat(damped: DampedMetric, b: Flat, solver: lx.AbstractLinearSolver) -> tuple[Flat, RESULTS, dict]:

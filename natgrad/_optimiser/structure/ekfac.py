@@ -13,14 +13,14 @@ from natgrad._block.kronecker import KroneckerBlock
 from natgrad._block.rules import BlockRules, check_blocks
 from natgrad._check import as_number, public
 from natgrad._metric.block_metric import BlockMetric
-from natgrad._metric.estimated_blocks import corrected, is_corrected
+from natgrad._metric.estimated_blocks import is_corrected, with_basis
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
 from natgrad._optimiser.structure.factors import (
-    Measured,
+    FactorEstimate,
     block_damping,
-    combined,
+    join_terms,
     measure,
     with_values,
 )
@@ -111,12 +111,15 @@ class EKFAC(AbstractStructure):
         state.average.total.report().warn_of_fallbacks()
 
     def _corrected(
-        self, metric: BlockMetric, weight: Scalar, measured: list[Measured], is_good: Any
+        self, metric: BlockMetric, weight: Scalar, measured: list[FactorEstimate], is_good: Any
     ) -> tuple[BlockMetric, Scalar]:
         """The metric with the second moments of this step, in its eigenvectors, among its values."""
         basis = dict(zip(metric.operator.places, metric.operator.blocks, strict=True))
-        own = [Measured(one.batch, [_in_basis(each, basis) for each in one.estimators]) for one in measured]
-        fresh = combined(own, [one.batch.blocks(one.estimators) for one in own])
+        in_basis = [
+            FactorEstimate(factors.data, [_in_basis(estimator, basis) for estimator in factors.estimators])
+            for factors in measured
+        ]
+        fresh = join_terms(in_basis, [factors.blocks() for factors in in_basis])
         total = self.decay * weight + 1
         kept, part = self.decay * weight / total, 1 / total
         is_good = is_good & jnp.isfinite(fresh.trace())
@@ -126,10 +129,10 @@ class EKFAC(AbstractStructure):
         corrected = BlockMetric(metric.operator.replaced(blocks), metric.report(), metric.num_examples)
         return corrected, jnp.where(is_good, total, weight)
 
-    def _factors(self, measured: list[Measured]) -> BlockMetric:
-        return combined(measured, [one.batch.blocks(one.estimators) for one in measured])
+    def _factors(self, measured: list[FactorEstimate]) -> BlockMetric:
+        return join_terms(measured, [factors.blocks() for factors in measured])
 
-    def _measured(self, points, key) -> list[Measured]:
+    def _measured(self, points, key) -> list[FactorEstimate]:
         return measure(points, key, self.blocks, self.num_samples, corrected=True)
 
 
@@ -142,7 +145,7 @@ def _in_basis(estimator: AbstractEstimator, basis: dict[BlockEntries, AbstractBl
     block = basis.get(estimator.place)
     if not is_corrected(estimator) or not isinstance(block, EigenBlock):
         return estimator
-    return corrected(estimator, block.input_basis, block.output_basis)
+    return with_basis(estimator, block.input_basis, block.output_basis)
 
 
 def values_in(basis: AbstractBlock, block: Any) -> Array:

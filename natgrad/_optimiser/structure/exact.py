@@ -93,10 +93,10 @@ def sampled_mean_eigenvalue(points: Sequence[TermPoint], key: Key | None) -> Sca
 
 def metric_of(points: Sequence[TermPoint]) -> AbstractMetric:
     """The exact metric of all terms."""
-    each = []
+    metrics = []
     for term_point in points:
-        each.append((term_point.weight, PullbackMetric(term_point.point, ExactOutputMetric())))
-    scaled = [metric if isinstance(w, int | float) and w == 1 else w * metric for w, metric in each]
+        metrics.append((term_point.weight, PullbackMetric(term_point.point, ExactOutputMetric())))
+    scaled = [metric if isinstance(w, int | float) and w == 1 else w * metric for w, metric in metrics]
     return scaled[0] if len(scaled) == 1 else SumMetric(tuple(scaled))
 
 

@@ -25,33 +25,37 @@ from natgrad._optimiser.structure.cotangents import columns_of
 from natgrad._types import Key
 
 
-class Measured(NamedTuple):
+class FactorEstimate(NamedTuple):
     """A term at a point with the cotangents of its outputs, and the blocks to compute from them."""
 
-    batch: FactorData
+    data: FactorData
     estimators: list[AbstractEstimator]
+
+    def blocks(self) -> list[AbstractBlock]:
+        return self.data.blocks(self.estimators)
 
 
 def measure(
     points: Sequence[TermPoint], key: Key | None, rules: BlockRules, num_samples: int, *, corrected: bool
-) -> list[Measured]:
+) -> list[FactorEstimate]:
     """What blocks are computed from, for every term."""
-    found = []
+    estimates = []
     for number, term_point in enumerate(points):
         point, columns = term_point.point, columns_of(term_point, key, num_samples, number)
-        found.append(Measured(*factor_data(point, columns, rules, is_corrected=corrected)))
-    return found
+        estimates.append(FactorEstimate(*factor_data(point, columns, rules, is_corrected=corrected)))
+    return estimates
 
 
-def combined(measured: Sequence[Measured], blocks: Sequence[Sequence[AbstractBlock]]) -> BlockMetric:
+def join_terms(estimates: Sequence[FactorEstimate], blocks: Sequence[Sequence[AbstractBlock]]) -> BlockMetric:
     """The metric of all terms. The sum of several Kronecker products is replaced by the nearest one."""
-    metrics = [own.batch.metric(own.estimators, list(each)) for own, each in zip(measured, blocks, strict=True)]
+    pairs = list(zip(estimates, blocks, strict=True))
+    metrics = [estimate.data.metric(estimate.estimators, list(of_term)) for estimate, of_term in pairs]
     if len(metrics) == 1:
         return metrics[0]
     by_place: dict[BlockEntries, list[AbstractBlock]] = {}
     unused: dict[BlockEntries, AbstractBlock] = {}
-    for own, each in zip(measured, blocks, strict=True):
-        for estimator, block in zip(own.estimators, each, strict=True):
+    for estimate, of_term in pairs:
+        for estimator, block in zip(estimate.estimators, of_term, strict=True):
             if isinstance(estimator, ZeroEstimator):
                 unused[estimator.place] = block
             else:
@@ -69,8 +73,8 @@ def _reported(metrics: Sequence[BlockMetric]) -> StructureReport:
     """Of every parameter the worst that a term has to say, except that it does not depend on it."""
     rows = []
     for path, first in metrics[0].report().items():
-        each = [metric.report()[path] for metric in metrics]
-        used = [row for row in each if row.structure != "zero"] or [first]
+        rows_of_path = [metric.report()[path] for metric in metrics]
+        used = [row for row in rows_of_path if row.structure != "zero"] or [first]
         rows.append(next((row for row in used if row.is_fallback), used[0]))
     return StructureReport(tuple(rows))
 
@@ -78,11 +82,11 @@ def _reported(metrics: Sequence[BlockMetric]) -> StructureReport:
 def _check_cover(places: Mapping[BlockEntries, Any], metric: BlockMetric) -> None:
     """Refuse terms whose blocks overlap."""
     sizes = [_tree.size(leaf) for leaf in metric.operator.structure[0]]
-    found = np.zeros(len(sizes), int)
+    covered = np.zeros(len(sizes), int)
     for place in places:
         for part in place.parts:
-            found[part.leaf] += int(np.prod(part.block))
-    bad = [f"`{name}`" for name, size, own in zip(metric.report(), sizes, found, strict=True) if size != own]
+            covered[part.leaf] += int(np.prod(part.block))
+    bad = [f"`{name}`" for name, size, count in zip(metric.report(), sizes, covered, strict=True) if size != count]
     if bad:
         raise ValueError(
             f"{caller()} needs the same blocks in every term, but {', '.join(bad)} are used in different ways. Try "
@@ -102,7 +106,7 @@ def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
 def block_damping(metric: BlockMetric, damping: DampingMatrix) -> Float[Array, " blocks"]:
     """What is added to the diagonal of every block, in units of that diagonal where it is relative to it."""
     names = list(metric.report())
-    each = []
+    strengths = []
     for place in metric.operator.places:
         leaves = [part.leaf for part in place.parts]
         if not damping.is_shared(leaves):
@@ -111,8 +115,8 @@ def block_damping(metric: BlockMetric, damping: DampingMatrix) -> Float[Array, "
                 "damping multipliers or `l2`. Give them the same, or blocks of their own: "
                 '`KFAC(blocks=BlockRules(bias="separate"))`.'
             )
-        each.append(jnp.asarray(damping.of_block(leaves[0]), float))
-    return jnp.stack(each)
+        strengths.append(jnp.asarray(damping.of_block(leaves[0]), float))
+    return jnp.stack(strengths)
 
 
 def with_values(block: Any, values: Array) -> AbstractBlock:

@@ -17,7 +17,7 @@ from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
-from natgrad._optimiser.structure.factors import block_damping, combined, measure
+from natgrad._optimiser.structure.factors import block_damping, join_terms, measure
 
 
 class KFACState(NamedTuple):
@@ -101,12 +101,12 @@ class KFAC(AbstractStructure):
             fresh = self._measured(points, key)
             traces = fresh.operator.traces()
             is_new = is_good & jnp.isfinite(fresh.operator.trace(traces))
-            averaged = lambda old, own: RunningAverage(self.decay).update(old, own, is_good=is_new)
+            averaged = lambda average, new: RunningAverage(self.decay).update(average, new, is_good=is_new)
             return averaged(state.average, fresh), averaged(state.traces, traces)
 
         old = state.average, state.traces
-        found = new() if self.update_every == 1 else where_due(schedule.is_due(self.update_every), new, old)
-        return state._replace(average=found[0], traces=found[1])
+        updated = new() if self.update_every == 1 else where_due(schedule.is_due(self.update_every), new, old)
+        return state._replace(average=updated[0], traces=updated[1])
 
     def mean_eigenvalue(self, state, points, key):
         metric = self._average(state)
@@ -125,20 +125,20 @@ class KFAC(AbstractStructure):
                 # Inside, so that the average is formed only when it is inverted.
                 operator = self._average(state).operator
                 operator, units = operator.with_unit_diagonal() if damping.is_relative else (operator, None)
-                own = operator.replaced([operator.blocks[index] for index in group])
+                group_operator = operator.replaced([operator.blocks[index] for index in group])
                 # Known are the traces of all blocks, in the units of the parameters.
                 is_known = not self.stagger and not damping.is_relative
                 traces = self._traces(state) if is_known else None
-                found, is_finite = self._inverted(own, per_block[np.array(group)], damping, traces)
+                inverses, is_finite = self._inverted(group_operator, per_block[np.array(group)], damping, traces)
                 kept = lambda good, a, b: jax.tree.map(lambda a, b: jnp.where(good, a, b), a, b)
-                return tuple(map(kept, is_finite, found, old)), units, ~is_finite
+                return tuple(map(kept, is_finite, inverses, old)), units, ~is_finite
 
             due = schedule.is_due(self.refresh_every, k * self.refresh_every // len(groups))
             members = np.array(group)
-            found, units, failed = where_due(due, new, (old, units, is_stale[members]))
+            inverses, units, failed = where_due(due, new, (old, units, is_stale[members]))
             failures = failures + jnp.where(due, jnp.sum(failed), 0)
             is_stale = is_stale.at[members].set(failed)
-            for index, block in zip(group, found, strict=True):
+            for index, block in zip(group, inverses, strict=True):
                 blocks[index] = block
         inverse = state.inverse.replaced(blocks)
         return state._replace(inverse=inverse, units=units, failures=failures, is_stale=is_stale)
@@ -180,15 +180,15 @@ class KFAC(AbstractStructure):
     ) -> tuple[Sequence[AbstractBlock], Array]:
         """The inverses of damped blocks, or their eigenvectors, and whether they are finite."""
         if self._is_factored(damping):
-            found = damped.invert(operator.blocks, per_block, traces)
-            return found.blocks, found.is_finite
+            inverses = damped.invert(operator.blocks, per_block, traces)
+            return inverses.blocks, inverses.is_finite
         blocks = operator.function(lambda values: values).blocks
         is_finite = jnp.stack([jnp.all(jnp.isfinite(block.diagonal())) for block in blocks])
         return blocks, is_finite
 
     def _measured(self, points, key) -> BlockMetric:
         measured = measure(points, key, self.blocks, self.num_samples, corrected=False)
-        return combined(measured, [own.batch.blocks(own.estimators) for own in measured])
+        return join_terms(measured, [factors.blocks() for factors in measured])
 
     def _average(self, state: KFACState) -> BlockMetric:
         return RunningAverage(self.decay)._value(state.average)
