@@ -1,8 +1,11 @@
 r"""Laws that every geometry, family, metric, solver and part of an optimiser keeps, for tests of your own classes.
 
 ```python
+from natgrad import testing
+
+
 def test_my_geometry_keeps_the_laws():
-    ng.testing.check(MyGeometry(), jnp.array([0.3, -1.0]))
+    testing.check(MyGeometry(), jnp.array([0.3, -1.0]))
 ```
 """
 
@@ -105,9 +108,11 @@ def _of_geometry(geometry: ng.AbstractGeometry, *at: PyTree) -> Iterator[Law]:
 
     known = jax.tree.map(np.asarray, compute(vector, jax.random.split(jax.random.key(0), NUM_DRAWS)))
     G = known["matrix"]
-    yield _equal("the dissimilarity of an output from itself is zero", known["least"], 0.0)
-    yield _equal("the dissimilarity is stationary where outputs agree", known["gradient"], np.zeros(vector.size))
-    yield Law("the dissimilarity is not negative", float(max(0.0, -known["nearby"]) / TOLERANCE))
+    size = float(np.abs(known["hessian"]).max(initial=0.0))
+    zeros = np.zeros(vector.size)
+    yield _equal("the dissimilarity of an output from itself is zero", known["least"], 0.0, scale=size)
+    yield _equal("the dissimilarity is stationary where outputs agree", known["gradient"], zeros, scale=size)
+    yield _equal("the dissimilarity is not negative", np.minimum(known["nearby"], 0.0), 0.0, scale=size)
     yield _equal("the metric is the Hessian of the dissimilarity", G, known["hessian"])
     yield _equal("`metric_mv` multiplies by the metric", known["product"], G @ np.asarray(direction))
     yield from _semidefinite(G)
@@ -247,10 +252,10 @@ for _abstract, _name in (
 
 
 def _semidefinite(G: np.ndarray, tolerance: float = TOLERANCE) -> Iterator[Law]:
-    size = max(np.abs(G).max(initial=0.0), np.finfo(float).tiny)
+    size = float(np.abs(G).max(initial=0.0))
     yield _equal("the metric is symmetric", G, G.T, tolerance)
     least = np.linalg.eigvalsh((G + G.T) / 2).min(initial=0.0)
-    yield Law("the metric is positive semidefinite", float(max(0.0, -least) / (tolerance * size)))
+    yield _equal("the metric is positive semidefinite", np.minimum(least, 0.0), 0.0, tolerance, scale=size)
 
 
 def _covariance(name: str, samples: np.ndarray, G: np.ndarray) -> Iterator[Law]:
@@ -258,13 +263,13 @@ def _covariance(name: str, samples: np.ndarray, G: np.ndarray) -> Iterator[Law]:
     yield _mean(f"{name} has the metric for its covariance", samples[:, :, None] * samples[:, None, :], G)
 
 
-def _equal(name: str, left: Any, right: Any, tolerance: float = TOLERANCE) -> Law:
-    """Two sides that should agree, relative to the largest entry."""
+def _equal(name: str, left: Any, right: Any, tolerance: float = TOLERANCE, scale: float | None = None) -> Law:
+    """Two sides that should agree, relative to their largest entry, or to `scale` where one side is zero."""
     left, right = np.asarray(left), np.asarray(right)
     if left.shape != right.shape:
         return Law(f"{name}: shapes {left.shape} and {right.shape}", np.inf)
-    size = max(np.abs(right).max(initial=0.0), 1.0)
-    error = np.abs(left - right).max(initial=0.0) / (tolerance * size)
+    size = max(np.abs(left).max(initial=0.0), np.abs(right).max(initial=0.0)) if scale is None else scale
+    error = np.abs(left - right).max(initial=0.0) / (tolerance * max(size, np.finfo(float).tiny))
     return Law(name, float(error) if np.isfinite(error) else np.inf)
 
 
@@ -272,7 +277,7 @@ def _mean(name: str, samples: np.ndarray, expected: Any) -> Law:
     """An average that should be the expectation, within its standard error."""
     errors = samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
     gap = np.abs(samples.mean(axis=0) - np.asarray(expected))
-    allowed = NUM_ERRORS * errors + 1e-9 * (1 + np.abs(np.asarray(expected)))
+    allowed = NUM_ERRORS * errors + 1e-9 * np.abs(np.asarray(expected)) + np.finfo(float).tiny
     excess = np.max(gap / allowed, initial=0.0)
     return Law(name, float(excess) if np.isfinite(excess) else np.inf)
 

@@ -105,17 +105,160 @@ def test_a_weight_of_two_is_an_example_twice_and_of_zero_none(name):
     np.testing.assert_allclose(weighed, repeated, rtol=1e-9, atol=1e-12)
 
 
+def centred(params, x):
+    z = mlp(params, x)
+    return z - jnp.mean(z, axis=0, keepdims=True)
+
+
+@pytest.mark.parametrize("compile_it", [lambda f: f, jax.jit])
+def test_the_metric_of_a_model_that_couples_examples_is_the_metric_of_the_batch(compile_it):
+    """Also where the point was made of single examples, and where nothing tests it."""
+    params, x = mlp_params(), normal(9, 5, 3)
+
+    def metrics(params):
+        point = ng.evaluate(centred, GEOMETRY, params, x, check=False)
+        return ng.pullback(point).as_matrix(), ng.pullback(centred, GEOMETRY, params, x, check=False).as_matrix()
+
+    J = jax.vmap(jax.vmap(ravel))(jax.jacobian(centred)(params, x)).reshape(10, -1)
+    for matrix in compile_it(metrics)(params):
+        np.testing.assert_allclose(matrix, J.T @ J / 5, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["pullback", "diagonal", "kfac"])
+def test_accumulated_batches_count_by_their_weights(name):
+    x, counts = normal(3, 6, 3), np.array([1.0, 2.0, 0.0, 1.0, 3.0, 1.0])
+    function = getattr(ng, name)
+    batches = [ng.Batch(x[:2], weights=counts[:2]), ng.Batch(x[2:4], weights=counts[2:4])]
+    batches += [ng.Batch(x[4:], weights=counts[4:])]
+    # One output and a linear model: factors of inputs are averages too.
+    model, params = (lambda w, x: x @ w), normal(1, 3, 1)
+    whole = function(model, GEOMETRY, params, ng.Batch(x, weights=counts))
+    split = ng.accumulate(lambda batch: function(model, GEOMETRY, params, batch), batches, progress=False)
+    np.testing.assert_allclose(split.as_matrix(), whole.as_matrix(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_point_and_weights_from_outside_are_constants_of_a_compiled_function():
+    weights, x = jnp.array([1.0, 0.0, 2.0, 1.0, 1.0]), normal(9, 5, 3)
+    outside = ng.evaluate(mlp, ng.Fisher(ng.Categorical()), mlp_params(), x)
+    expected = ravel(ng.diagonal(outside).entries)
+    np.testing.assert_allclose(jax.jit(lambda: ravel(ng.diagonal(outside).entries))(), expected, rtol=1e-12)
+    batch = ng.Batch(x, weights=weights)
+    trace = lambda params: ng.pullback(mlp, GEOMETRY, params, batch).trace()
+    np.testing.assert_allclose(jax.jit(trace)(mlp_params()), trace(mlp_params()), rtol=1e-12)
+
+
+def test_outputs_of_weight_zero_may_be_outside_the_domain():
+    x = np.array([[-1.0], [1.0], [-2.0]])
+    model, geometry = (lambda w, x: x @ w), ng.Fisher(ng.Exponential())
+    weighed = ng.diagonal(model, geometry, np.ones((1, 1)), ng.Batch(x, weights=[1.0, 0.0, 1.0]))
+    without = ng.diagonal(model, geometry, np.ones((1, 1)), x[[0, 2]])
+    np.testing.assert_allclose(weighed.entries, without.entries, rtol=1e-12)
+
+
+def test_every_term_has_its_own_check():
+    x, y = normal(9, 5, 3), normal(8, 5, 2)
+    terms = ng.Terms(coupled=ng.Term(centred, ng.LeastSquares()), plain=ng.Term(mlp, ng.LeastSquares(), check=False))
+    with pytest.raises(ValueError, match="couples examples"):
+        ng.NaturalGradient(terms).init(mlp_params(), {"coupled": (x, y), "plain": (x, y)})
+
+
+def tagger(params, x):
+    return jnp.tanh(x @ params["w"]) @ params["v"]
+
+
+@pytest.mark.parametrize("structure", [ng.KFAC, ng.EKFAC])
+def test_a_step_with_a_mask_does_not_see_padded_positions(structure):
+    params = {"w": normal(1, 3, 4), "v": normal(2, 4, 2)}
+    mask = np.arange(4)[None] < np.array([4, 2, 3])[:, None]
+    y = normal(4, 3, 4, 2)
+    opt = ng.NaturalGradient(tagger, ng.LeastSquares(), structure())
+    after = []
+    for garbage in (0.0, 9.0):
+        x = np.where(mask[..., None], normal(3, 3, 4, 3), garbage)
+        batch = ng.Batch(x, y, mask.astype(float), mask=mask)
+        after.append(ravel(opt.step(params, opt.init(params, batch), batch)[0]))
+    np.testing.assert_allclose(after[0], after[1], rtol=1e-9)
+
+
 def point():
     return ng.evaluate(mlp, GEOMETRY, mlp_params(), normal(9, 5, 3))
 
 
+def step_with(structure, **options):
+    params, x = {"w": normal(1, 3, 4), "v": normal(2, 4, 2)}, normal(3, 3, 4, 3)
+    batch = ng.Batch(x, normal(4, 3, 4, 2), mask=np.ones((3, 4)), **options)
+    return ng.NaturalGradient(tagger, ng.LeastSquares(), structure).init(params, batch)
+
+
+WEIGHTED = ng.Batch(np.ones((4, 3)), weights=np.ones(4))
 REFUSED = {
+    "has_aux": (lambda: ng.kfac(point(), has_aux=True), TypeError, "`kfac` got a `Point` and more arguments"),
+    "batch_of_a_batch": (lambda: ng.Batch(ng.Batch(np.ones((4, 3)))), TypeError, "`Batch` needs arrays as `x`"),
+    "batch_in_a_pair": (
+        lambda: ng.NaturalGradient(mlp, ng.LeastSquares()).init(mlp_params(), (ng.Batch(np.ones((4, 3))), None)),
+        TypeError,
+        "needs arrays as `x`, but got a `Batch`",
+    ),
+    "weights_of_per_example": (
+        lambda: ng.per_example(mlp, mlp_params(), WEIGHTED, np.ones((4, 2))),
+        ValueError,
+        "`per_example` does not take weights here. Cotangents carry",
+    ),
+    "weights_and_centred": (
+        lambda: ng.pullback(mlp, GEOMETRY, mlp_params(), WEIGHTED, centred=True),
+        ValueError,
+        "`pullback` does not take weights here. `centred=True`",
+    ),
+    "weights_and_covariance": (
+        lambda: ng.gradient_covariance(mlp, lambda z, y: jnp.sum(z), mlp_params(), WEIGHTED),
+        ValueError,
+        "`gradient_covariance` does not take weights here. The mean gradient",
+    ),
+    "positions_and_gradients": (
+        lambda: ng.empirical_fisher(
+            mlp, lambda z, y: jnp.sum(z), mlp_params(), ng.Batch(np.ones((4, 3)), weights=np.ones((4, 2)))
+        ),
+        ValueError,
+        "`empirical_fisher` does not take weights here. The gradient of a loss over positions",
+    ),
+    "mask_of_a_pullback": (
+        lambda: ng.pullback(mlp, GEOMETRY, mlp_params(), ng.Batch(np.ones((4, 3)), mask=np.ones((4, 2)))),
+        ValueError,
+        "`pullback` got a batch with a `mask`, which only `kfac` and `ekfac` use",
+    ),
+    "mask_of_a_diagonal": (
+        lambda: ng.diagonal(mlp, GEOMETRY, mlp_params(), ng.Batch(np.ones((4, 3)), mask=np.ones((4, 2)))),
+        ValueError,
+        "`diagonal` got a batch with a `mask`",
+    ),
+    "mask_of_another_structure": (
+        lambda: step_with(ng.Diagonal(), weights=np.ones((3, 4))),
+        ValueError,
+        "`NaturalGradient.init` got a batch with a `mask`, which only `KFAC` and `EKFAC` use",
+    ),
+    "mask_without_weights": (
+        lambda: step_with(ng.KFAC()),
+        ValueError,
+        "`NaturalGradient.init` got a batch with a `mask` but without weights",
+    ),
+    "outside_of_a_distance": (
+        lambda: ng.function_distance(
+            lambda w, x: x @ w, ng.Fisher(ng.Exponential()), np.ones(1), -np.ones(1), np.array([[-1.0], [1.0]])
+        ),
+        ValueError,
+        "`function_distance`: .*natural parameter `z` of `Exponential` needs negative",
+    ),
+    "pullback_without_geometry": (
+        lambda: ng.pullback(mlp, None, mlp_params(), np.ones((4, 3))),
+        TypeError,
+        "`pullback` needs a geometry of the outputs",
+    ),
     "no_gradient": (
         lambda: ng.natural_gradient(point()),
         TypeError,
         "`natural_gradient` needs the `gradient` of a cost",
     ),
-    "others": (lambda: ng.kfac(point(), GEOMETRY), TypeError, "`kfac` got a `Point` and more positional arguments"),
+    "others": (lambda: ng.kfac(point(), GEOMETRY), TypeError, "`kfac` got a `Point` and more arguments"),
     "no_geometry": (
         lambda: ng.gram(ng.evaluate(mlp, None, mlp_params(), normal(9, 5, 3))),
         TypeError,

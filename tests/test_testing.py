@@ -99,6 +99,27 @@ def test_a_geometry_with_a_mistake_breaks_its_law(mistake):
         testing.check(Distance(mistake), z)
 
 
+class Faint(ng.AbstractGeometry):
+    """A geometry of small numbers, which do not agree."""
+
+    def _dissimilarity(self, z, z0):
+        return 0.5e-7 * jnp.sum((z - z0) ** 2)
+
+    def _metric_mv(self, z, v):
+        return 3e-7 * v
+
+    def _factor(self, z):
+        return 5e-7**0.5 * jnp.eye(z.size, dtype=z.dtype)
+
+    def _sample(self, z, key):
+        return 3e-7**0.5 * jax.random.normal(key, z.shape, z.dtype)
+
+
+def test_small_numbers_are_compared_too():
+    with pytest.raises(AssertionError, match="`Faint` breaks 2 of 10 laws"):
+        testing.check(Faint(), np.array([0.3, -1.0]))
+
+
 class Rayleigh(ng.AbstractFamily):
     """The family of the guide, with a mistake to choose."""
 

@@ -21,7 +21,7 @@ from natgrad._types import Key
 
 
 class LoaderMetric(AbstractMetric):
-    """The average of a metric over batches, weighted by their numbers of examples.
+    """The average of a metric over batches, weighted by their numbers of examples, or by their total weights.
 
     Every product, diagonal or matrix is one pass over the loader, driven from Python, one compiled step a batch;
     only one
@@ -116,7 +116,7 @@ def accumulate(
     @eqx.filter_jit
     def compiled(method: str, batch: Any, *arguments: PyTree):
         metric = build(batch)
-        return getattr(metric, method)(*arguments), float(metric.num_examples)
+        return getattr(metric, method)(*arguments), jnp.asarray(metric.point.total_weight, float)
 
     leaves, treedef = jax.tree.flatten(metric.in_structure())
     return LoaderMetric(_Source(batches, compiled, progress), (tuple(leaves), treedef))
@@ -127,7 +127,7 @@ def _average_diagonal(build: Callable[[Any], DiagonalMetric], batches: Iterable[
     total, variance, count = None, None, 0
     for batch in batches:
         part = build(batch)
-        entries = _tree.scale(float(part.num_examples), part.entries)
+        entries = _tree.scale(part.num_examples, part.entries)
         total = entries if total is None else _tree.add(total, entries)
         if part.standard_error is not None:
             squares = jax.tree.map(lambda error: (part.num_examples * error) ** 2, part.standard_error)  # noqa: B023

@@ -2,6 +2,7 @@
 formed."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,7 +16,8 @@ from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric
 from natgrad._model import finite
-from natgrad._point.evaluate import Place, check_values, geometry_at, locate, point_in
+from natgrad._point.batch import refuse_mask
+from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, locate, point_in
 from natgrad._point.point import Point, check_num_samples
 from natgrad._types import Key, Output
 
@@ -28,7 +30,8 @@ class DiagonalMetric(AbstractMetric):
 
     entries: PyTree
     standard_error: PyTree = None
-    num_examples: int = eqx.field(default=1, static=True)
+    # Or their total weight.
+    num_examples: Any = 1.0
 
     def _mv(self, v):
         return jax.tree.map(lambda d, v: (d * v.astype(d.dtype)).astype(v.dtype), self.entries, v)
@@ -97,9 +100,10 @@ def diagonal(
     """
     check_num_samples(num_samples)
     place = locate(model, geometry, params, x, has_aux=has_aux)
+    refuse_mask(place.map.batch)
     geometry = geometry_at(place)
     metric, z = _exact(place) if key is None else _sampled(place, key, num_samples, standard_error)
-    check_values(geometry, z)
+    check_outputs_in(geometry, z, place.map.batch)
     require(metric.entries, [finite(metric.entries)], f"{caller()}: every square", traced=False)
     if key is None and standard_error:
         return DiagonalMetric(metric.entries, jax.tree.map(jnp.zeros_like, metric.entries), metric.num_examples)
@@ -110,7 +114,7 @@ def diagonal(
 def _exact(place: Place) -> tuple[DiagonalMetric, Output]:
     point = point_in(place)
     entries = _tree.scale(1 / point.num_examples, point.power_sum(point.refuse_coupled(point.columns())))
-    return DiagonalMetric(entries, None, point.num_examples), point.z
+    return DiagonalMetric(entries, None, point.total_weight), point.z
 
 
 @compiled
@@ -125,10 +129,10 @@ def _sampled(place: Place, key: Key, num_samples: int, standard_error: bool) -> 
     columns = point.refuse_coupled(point.columns(key, num_samples))
     entries = _tree.scale(1 / count, point.power_sum(columns))
     if not standard_error:
-        return DiagonalMetric(entries, None, count), point.z
+        return DiagonalMetric(entries, None, point.total_weight), point.z
     fourth = _tree.scale(num_samples / count, point.power_sum(columns, power=4))
     variance = jax.tree.map(lambda d, d4: jnp.maximum(d4 - d**2, 0.0) / (total - 1), entries, fourth)
-    return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), count), point.z
+    return DiagonalMetric(entries, jax.tree.map(jnp.sqrt, variance), point.total_weight), point.z
 
 
 class IdentityMetric(AbstractMetric):

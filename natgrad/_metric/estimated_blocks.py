@@ -23,7 +23,7 @@ from natgrad._check import caller, is_concrete
 from natgrad._compile import compiled
 from natgrad._metric.block_metric import BlockMetric, Blocks, by_block
 from natgrad._model import finite
-from natgrad._point.evaluate import Place, check_values, geometry_at, point_in
+from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, point_in
 from natgrad._point.point import Point, check_num_samples
 from natgrad._point.records import summed
 from natgrad._types import Key, Output
@@ -42,7 +42,7 @@ class Request(NamedTuple):
         geometry = geometry_at(place)
         check_mask(place.map.batch)
         metric, z = _computed(place, self.key, basis, self.num_samples, self.rules, self.is_corrected)
-        check_values(geometry, z)
+        check_outputs_in(geometry, z, place.map.batch)
         self._warn_of_fallbacks(metric)
         _require_finite(metric)
         return metric
@@ -140,7 +140,7 @@ class FactorData(NamedTuple):
         leaves, treedef = jax.tree.flatten(program.params)
         operator = Blocks(tuple(blocks), tuple(estimator.place for estimator in estimators), (tuple(leaves), treedef))
         report = make_report(program, self.point.uses, estimators, blocks)
-        return BlockMetric(operator, report, jnp.asarray(float(program.num_examples)))
+        return BlockMetric(operator, report, jnp.asarray(self.point.total_weight, float))
 
 
 def is_corrected(estimator: AbstractEstimator) -> bool:

@@ -8,7 +8,8 @@ from natgrad._check import caller, public, require
 from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._model import finite
-from natgrad._point.evaluate import Place, check_values, geometry_at, locate, point_in
+from natgrad._point.batch import refuse_mask
+from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, locate, point_in
 from natgrad._point.point import Point, check_num_samples
 from natgrad._types import Key, Output
 
@@ -33,9 +34,10 @@ def gram(
     `model`, `geometry`, `params` and `x`."""
     check_num_samples(num_samples)
     place = locate(model, geometry, params, x, has_aux=has_aux)
+    refuse_mask(place.map.batch)
     geometry = geometry_at(place)
     kernel, z = _gram(place, key, num_samples)
-    check_values(geometry, z)
+    check_outputs_in(geometry, z, place.map.batch)
     return require(kernel, [finite(kernel)], f"{caller()}: every product", traced=False)
 
 

@@ -16,8 +16,8 @@ from natgrad._metric import samples
 from natgrad._metric.base import MAX_ROW_ENTRIES, AbstractMetric
 from natgrad._metric.output import AbstractOutputMetric, CentredOutputMetric, ColumnsOutputMetric, ExactOutputMetric
 from natgrad._model import check_outputs, check_params, check_structure, without_aux
-from natgrad._point.batch import as_examples
-from natgrad._point.evaluate import Location, Place, check_values, given_point
+from natgrad._point.batch import as_examples, refuse_mask, refuse_weights
+from natgrad._point.evaluate import Location, Place, check_outputs_in, check_values, geometry_at, given_point
 from natgrad._point.point import OutputMap, Point, check_num_samples
 from natgrad._point.probe import check_independent, may_couple
 from natgrad._types import Key, Output, Scalar
@@ -143,10 +143,17 @@ def pullback(
     """
     check_num_samples(num_samples)
     if isinstance(model, Point):
-        point = given_point(model, geometry, params, x)
-        is_checked = check and point.are_coupled is None
+        point = given_point(model, geometry, params, x, has_aux=has_aux)
+        geometry_at(point)
+        is_checked = not may_couple(point)
+        # The metric of a model that may couple examples needs the Jacobian of the batch as it is.
+        point = point if is_checked else point.map.at(point.params)
     else:
         point, is_checked = _plain_point(model, geometry, params, x, has_aux=has_aux, check=check)
+        geometry_at(point)
+    refuse_mask(point.map.batch)
+    if centred:
+        refuse_weights(point.map.batch, "`centred=True`")
     output: AbstractOutputMetric = ExactOutputMetric()
     if key is not None:
         output = ColumnsOutputMetric(point.columns(key, num_samples))
@@ -167,9 +174,10 @@ def _plain_point(
     check_params(params)
     batch = as_examples(x)
     batch = batch if y is None else batch.with_targets(y)
+    refuse_mask(batch)
     point = OutputMap(without_aux(model, has_aux), batch, geometry).at(params)
     check_outputs(point.z, batch.size)
-    check_values(geometry, point.z, batch.y)
+    check_values(point)
     return point, check and check_independent(point)
 
 
@@ -216,6 +224,9 @@ def empirical_fisher(
 
     `loss(z, y)` is written for one example; `has_aux` and `check` are as for `pullback`."""
     point, is_checked = _plain_point(model, None, params, x, y, has_aux=has_aux, check=check)
+    weights = point.map.batch.weights
+    if weights is not None and weights.ndim > 1:
+        refuse_weights(point.map.batch, "The gradient of a loss over positions")
     return PullbackMetric(point, ColumnsOutputMetric(_gradients(loss, point)), is_checked)
 
 
@@ -234,6 +245,7 @@ def gradient_covariance(
     divisor $N$), so that `empirical_fisher` is this plus $\bar g\,\bar g^\top$. Arguments are as for
     `empirical_fisher`."""
     point, is_checked = _plain_point(model, None, params, x, y, has_aux=has_aux, check=check)
+    refuse_weights(point.map.batch, "The mean gradient")
     return PullbackMetric(point, ColumnsOutputMetric(_gradients(loss, point), is_centred=True), is_checked)
 
 
@@ -261,6 +273,7 @@ def function_distance(
     check_params(params)
     check_structure(params, other, f"{caller()}: `other`")
     batch = as_examples(x)
+    refuse_mask(batch)
     function = OutputMap(without_aux(model, has_aux), batch)
     check_outputs(jax.eval_shape(lambda params: function(params), params), batch.size)
     if batch.weights is not None and batch.weights.ndim > 1:
@@ -268,4 +281,7 @@ def function_distance(
             f"{caller()} needs one weight for each example, but got weights of shape {batch.weights.shape}. Leave out "
             "the weights of positions."
         )
-    return batch.mean(jax.vmap(geometry.dissimilarity)(function(other), function(params)))
+    ends = function(other), function(params)
+    for z in ends:
+        check_outputs_in(geometry, z, batch)
+    return batch.mean(jax.vmap(geometry.dissimilarity)(*ends))

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from natgrad._check import caller
 from natgrad._optimiser.damping import AbstractDamping, ConstantDamping, LevenbergMarquardt, NoDamping
 from natgrad._optimiser.momentum import AbstractMomentum, HeavyBall, NoMomentum, Spring
 from natgrad._optimiser.penalty import L2, AbstractPenalty, WeightDecay
 from natgrad._optimiser.step.base import AbstractStep
 from natgrad._optimiser.structure.base import AbstractStructure
+from natgrad._point.batch import Batch
 
 
 def check_types(**parts: tuple[Any, Any, str]) -> None:
@@ -58,4 +60,20 @@ def check_together(
         raise ValueError(
             f"`WeightDecay` is a part of the learning rate, but `{rule}` finds its step size by a model of the loss, "
             "which knows nothing of it. Use `penalty=L2(...)`, which enters loss, metric and model."
+        )
+
+
+def check_mask_use(batch: Batch, structure: AbstractStructure) -> None:
+    """Refuse a mask that the structure would not use, or without weights that leave the same positions out."""
+    if batch.mask is None:
+        return
+    if not structure.uses_masks:
+        raise ValueError(
+            f"{caller()} got a batch with a `mask`, which only `KFAC` and `EKFAC` use. Leave positions out by weights "
+            "of zero: `(x, y, mask)`."
+        )
+    if batch.weights is None:
+        raise ValueError(
+            f"{caller()} got a batch with a `mask` but without weights: the loss would count the positions that the "
+            "metric leaves out. Give both: `Batch(x, y, mask, mask=mask)`."
         )

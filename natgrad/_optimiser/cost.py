@@ -158,13 +158,12 @@ class TermPoint(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """How a model is run: on which fraction of every batch, at which turn, whether statistics of single examples are
-    needed, and whether it is tested that outputs are the outputs of the batch."""
+    """How a model is run: on which fraction of every batch, at which turn, and whether statistics of single examples
+    are needed."""
 
     fraction: float
     turn: Array
     has_sites: bool
-    check: bool = True
 
 
 class Cost(NamedTuple):
@@ -286,7 +285,7 @@ def _term_point(whole: BatchTerm, params: PyTree, how: Pass) -> TermPoint:
     if not how.has_sites:
         return TermPoint(term, term.map.at(params), is_whole)
     # Examples one by one may give something else than the batch, whose loss and gradient are wanted.
-    point = term.map.with_sites(params, check=how.check)
+    point = term.map.with_sites(params, check=term.term.check)
     return TermPoint(term, point, is_whole and not point.program.coupling)
 
 

@@ -16,7 +16,7 @@ from natgrad._check import is_concrete, public
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.running import RunningState
 from natgrad._model import check_params
-from natgrad._optimiser.compatible import check_together, check_types, suitable_damping
+from natgrad._optimiser.compatible import check_mask_use, check_together, check_types, suitable_damping
 from natgrad._optimiser.cost import Cost, CostPoint, Pass, TermPoint, every_so_many, term_on_batch
 from natgrad._optimiser.damping import AbstractDamping, Reduction, without_zero
 from natgrad._optimiser.flax import register_with_flax
@@ -356,11 +356,7 @@ class NaturalGradient(eqx.Module):
 
     def _cost_point(self, cost: Cost, params: PyTree, turn: Array) -> CostPoint:
         fraction = min(self.structure.part, 1 / self.micro_batches)
-        return cost.at(params, Pass(fraction, turn, self.structure.has_sites, self._is_checked))
-
-    @property
-    def _is_checked(self) -> bool:
-        return all(term.check for term in self.term_list)
+        return cost.at(params, Pass(fraction, turn, self.structure.has_sites))
 
     def _partition(self, params: PyTree) -> tuple[PyTree, PyTree]:
         return partition(params, self.trainable)
@@ -369,7 +365,9 @@ class NaturalGradient(eqx.Module):
         def of_trained(model):
             return lambda trained, *x: model(eqx.combine(trained, fixed), *x)
 
-        pairs = batches_of(self.terms, batch)
+        pairs = list(batches_of(self.terms, batch))
+        for _, examples in pairs:
+            check_mask_use(examples, self.structure)
         terms = [term_on_batch(term, examples, of_trained(term.outputs)) for term, examples in pairs]
         return Cost(terms, self.micro_batches)
 
@@ -377,7 +375,7 @@ class NaturalGradient(eqx.Module):
         """Refuse concrete targets that cannot be, and models that couple examples; and warn of unused parameters."""
         cost = self._cost(fixed, batch)
         cost.refuse_invalid(trained)
-        if not self.structure.has_sites or not self._is_checked or not is_concrete((trained, fixed, batch)):
+        if not self.structure.has_sites or not is_concrete((trained, fixed, batch)):
             return
         unused = None
         for term in cost.terms:
@@ -385,7 +383,7 @@ class NaturalGradient(eqx.Module):
             program = trace_example(term.map.model, trained, few.x, 0)
             names = {name for leaf, name in enumerate(program.names) if not uses_of(program.sites, leaf)}
             unused = names if unused is None else unused & names
-            if program.is_concrete:
+            if program.is_concrete and term.term.check:
                 # Some logits may be minus infinity on purpose.
                 probe(term.map.model, program, trained, few.x, needs_finite=False)
         warn_of_unused(sorted(unused or ()))

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from natgrad._check import caller, is_concrete, public
@@ -38,13 +39,18 @@ class Batch(eqx.Module):
 
     x: PyTree
     y: PyTree
-    weights: Weights | None
+    weights: Any
     mask: PyTree
     axes: tuple[int | None, ...] = eqx.field(static=True)
 
     @public
     def __init__(self, x: PyTree, y: PyTree = None, weights: Any = None, *, mask: PyTree = None, in_axes: PyTree = 0):
-        self.x, self.y, self.weights, self.mask = x, y, weights, mask
+        if isinstance(x, Batch):
+            raise TypeError(
+                f"{caller()} needs arrays as `x`, but got a `Batch`: pass its parts, `Batch(x, y, weights)`."
+            )
+        self.x, self.y, self.mask = x, y, mask
+        self.weights = np.asarray(weights) if isinstance(weights, list | tuple) else weights
         self.axes = tuple(example_axes(x, in_axes))
 
     @property
@@ -93,15 +99,38 @@ def as_examples(x: PyTree) -> Batch:
     count, weights = batch.size, batch.weights
     if weights is None:
         return batch
-    weights = jnp.asarray(weights, float)
-    if weights.shape[:1] != (count,):
-        raise ValueError(f"{caller()} needs weights for {count} examples, but got weights of shape {weights.shape}.")
-    if is_concrete(weights) and not (jnp.all(jnp.isfinite(weights) & (weights >= 0)) and jnp.any(weights > 0)):
+    if jnp.shape(weights)[:1] != (count,):
+        raise ValueError(
+            f"{caller()} needs weights for {count} examples, but got weights of shape {jnp.shape(weights)}."
+        )
+    if is_concrete(weights) and not _are_weights(np.asarray(weights)):
         raise ValueError(
             f"{caller()} needs weights that are finite and not negative, and not all of them zero. A weight of zero "
             "leaves an example out."
         )
-    return batch.with_weights(weights)
+    return batch.with_weights(jnp.asarray(weights, float))
+
+
+def _are_weights(weights: np.ndarray) -> bool:
+    return bool(np.all(np.isfinite(weights) & (weights >= 0)) and np.any(weights > 0))
+
+
+def refuse_weights(batch: Batch, what: str) -> None:
+    """Refuse weights where they have no meaning yet."""
+    if batch.weights is not None:
+        raise ValueError(
+            f"{caller()} does not take weights here. {what} would have to be weighed too. Repeat examples instead, or "
+            "leave them out of the batch."
+        )
+
+
+def refuse_mask(batch: Batch) -> None:
+    """Refuse a mask where it would do nothing."""
+    if batch.mask is not None:
+        raise ValueError(
+            f"{caller()} got a batch with a `mask`, which only `kfac` and `ekfac` use. Leave positions out by weights "
+            "of zero: `Batch(x, weights=mask)`."
+        )
 
 
 def inverse_or_zero(total: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -14,7 +14,7 @@ from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.bregman import LossGeometry
 from natgrad._model import check_params, finite, without_aux
-from natgrad._point.batch import as_examples
+from natgrad._point.batch import Batch, as_examples, refuse_mask, refuse_weights
 from natgrad._point.per_example import PerExample
 from natgrad._point.point import OutputMap, Point
 from natgrad._point.probe import check_model
@@ -50,7 +50,7 @@ def locate(
 ) -> Place:
     """Check the arguments of a public function; return the point that was passed, or a location."""
     if isinstance(model, Point):
-        return given_point(model, geometry, params, x)
+        return given_point(model, geometry, params, x, has_aux=has_aux)
     if budget < 1:
         raise ValueError(f"{caller()} needs a `budget` of at least one byte, but got {budget}.")
     check_params(params)
@@ -59,10 +59,11 @@ def locate(
     return Location(OutputMap(model, batch, geometry, MemoryBudget(budget)), params, is_left)
 
 
-def given_point(point: Point, *others: Any) -> Point:
-    if any(other is not None for other in others):
+def given_point(point: Point, *others: Any, has_aux: bool = False) -> Point:
+    """A point, if nothing is given beside it."""
+    if has_aux or any(other is not None for other in others):
         raise TypeError(
-            f"{caller()} got a `Point` and more positional arguments. A point already has its geometry, parameters and "
+            f"{caller()} got a `Point` and more arguments. A point already has its model, geometry, parameters and "
             "data. Pass everything else by name: `per_example(point, cotangents=...)`, `natural_gradient(point, "
             "gradient=...)`."
         )
@@ -87,20 +88,30 @@ def geometry_at(place: Place) -> AbstractGeometry:
     return geometry
 
 
-def check_values(geometry: AbstractGeometry | LossGeometry | None, z: Output, y: PyTree = None) -> None:
+def check_values(point: Point) -> None:
     """Refuse concrete outputs that are not finite, or at which the geometry is not defined."""
-    require(z, [finite(z)], f"{caller()}: the output of the model", traced=False)
-    if geometry is None or not is_concrete((z, y)):
-        return
-    at = lambda number: jax.tree.map(lambda leaf: leaf[number], (_tree.at_least_float32(z), y))
-    first, target = at(0)
-    if isinstance(geometry, LossGeometry):
-        return geometry.at(target)._check(first, caller())
-    geometry._check(first, caller())
-    are_inside = jax.vmap(geometry._contains)(_tree.at_least_float32(z))
-    if not jnp.all(are_inside):
+    check_outputs_in(point.map.geometry, point.z, point.map.batch)
+
+
+def check_outputs_in(geometry: AbstractGeometry | LossGeometry | None, z: Output, batch: Batch) -> None:
+    """Refuse concrete outputs that are not finite, or at which a geometry is not defined. Outputs of weight zero may be
+    anywhere."""
+    with jax.ensure_compile_time_eval():
+        require(z, [finite(z)], f"{caller()}: the output of the model", traced=False)
+        if geometry is None or not is_concrete((z, batch)):
+            return
+        at = lambda number: jax.tree.map(lambda leaf: leaf[number], (_tree.at_least_float32(z), batch.y))
+        if isinstance(geometry, LossGeometry):
+            first, target = at(0)
+            return geometry.at(target)._check(first, caller())
+        are_inside = jax.vmap(geometry._contains)(_tree.at_least_float32(z))
+        if batch.example_weights is not None:
+            are_inside = are_inside | (jnp.asarray(batch.example_weights) == 0)
         number = int(jnp.argmin(are_inside))
-        geometry._check(at(number)[0], f"{caller()}: example {number}")
+        if number == 0:
+            geometry._check(at(0)[0], caller())
+        elif not are_inside[number]:
+            geometry._check(at(number)[0], f"{caller()}: example {number}")
 
 
 @public
@@ -134,7 +145,7 @@ def evaluate(
     """
     place = locate(model, geometry, params, x, has_aux=has_aux, check=check, budget=budget)
     point = _evaluated(place)
-    check_values(geometry, point.z)
+    check_values(point)
     return point
 
 
@@ -172,7 +183,9 @@ def per_example(
     """
     place = locate(model, None, params, x, has_aux=has_aux, check=check, budget=budget)
     point = point_in(place)
-    check_values(None, point.z)
+    check_outputs_in(None, point.z, point.map.batch)
+    refuse_mask(point.map.batch)
+    refuse_weights(point.map.batch, "Cotangents carry their weights themselves, and what the gradients are used for")
     has_data = point.map.batch.x is not None
     if callable(cotangents):
         cotangents = cotangents(point.z if has_data else jax.tree.map(lambda z: z[0], point.z))

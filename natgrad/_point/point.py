@@ -246,6 +246,11 @@ class Point(eqx.Module):
     def num_examples(self) -> int:
         return jax.tree.leaves(self.z)[0].shape[0]
 
+    @property
+    def total_weight(self) -> Any:
+        """The sum of the weights of examples: without weights, their number."""
+        return self.map.batch.total
+
     def refuse_coupled(self, values: PyTree) -> PyTree:
         """Values that raise while the program runs if the model couples examples."""
         if self.are_coupled is None:
@@ -255,7 +260,7 @@ class Point(eqx.Module):
     def _of_examples(self, function: Callable, *trees: Any, out_axes: int = 0) -> Any:
         """`function(geometry, z, ...)` for every example."""
         geometry = self.map.geometry
-        assert geometry is not None, "unreachable: whoever asks for a metric gives a geometry"
+        assert geometry is not None, "unreachable: `geometry_at` has refused a point without a geometry"
         if isinstance(geometry, LossGeometry):
             of_one = lambda z, y, *rest: function(geometry.at(y), z, *rest)
             return jax.vmap(of_one, out_axes=out_axes)(self.z, self.map.batch.y, *trees)

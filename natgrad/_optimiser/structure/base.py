@@ -51,6 +51,11 @@ class AbstractStructure(eqx.Module):
         return False
 
     @property
+    def uses_masks(self) -> bool:
+        """Whether masks of positions are used, as Kronecker factors do."""
+        return False
+
+    @property
     def is_damped(self) -> bool:
         """Whether the metric is damped, if nothing else is asked for."""
         return True

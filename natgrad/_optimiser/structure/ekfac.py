@@ -73,6 +73,10 @@ class EKFAC(AbstractStructure):
     def has_sites(self):
         return True
 
+    @property
+    def uses_masks(self):
+        return True
+
     def init(self, points, key, damping):
         factors = self._factors(self._measured(points, key))
         metric = _decomposed(factors)

@@ -81,6 +81,10 @@ class KFAC(AbstractStructure):
     def has_sites(self):
         return True
 
+    @property
+    def uses_masks(self):
+        return True
+
     def init(self, points, key, damping):
         metric = self._measured(points, key)
         # An inverse by factors has the form of the metric.
