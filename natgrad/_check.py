@@ -188,12 +188,13 @@ def check_number(
     is_number = isinstance(value, bool | int | float | np.number) or getattr(value, "shape", None) == ()
     if not is_number or not jnp.issubdtype(jnp.result_type(value), jnp.number):
         raise TypeError(f"{caller()} needs {name} to be {wanted}, but got `{type(value).__name__}`.")
+    # As Python numbers: under `jit` even constants compare to a traced value.
     number = float(value)
     is_inside = [
         least is None or number >= least,
         above is None or number > above,
         most is None or number <= most,
-        below is None or number < below,
+        below is None or number < float(below),
     ]
     if not all(is_inside):
         raise ValueError(f"{caller()} needs {name} to be {wanted}, but got {_shown(value)}.")

@@ -191,3 +191,15 @@ def test_equal_numbers_by_path_are_one_number():
         opt = optimiser(structure=ng.KFAC(), penalty=penalty)
         jax.eval_shape(opt.step, params, opt.init(params, batch), batch)
     assert len(ng.L2(both).value.numbers) == 2 and ng.L2({"params['first']": 0.0}).value.is_default
+
+
+def test_an_optimiser_can_be_built_inside_a_compiled_function():
+    def loss_after(damping):
+        opt = ng.NaturalGradient(
+            lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.LevenbergMarquardt(damping), penalty=ng.L2(0.1)
+        )
+        x = jnp.eye(3)
+        state = opt.init(jnp.ones(3), (x, x[0]))
+        return opt.step(jnp.ones(3), state, (x, x[0]))[2].loss
+
+    np.testing.assert_allclose(jax.jit(loss_after)(0.5), loss_after(0.5), rtol=1e-12)
