@@ -45,8 +45,8 @@ class RunningAverage(eqx.Module):
         structures = [jax.tree.structure(tree) for tree in (state.total, estimate)]
         if structures[0] != structures[1]:
             raise ValueError(
-                f"`RunningAverage.update` needs trees like that of `init`, {structures[0]}, but got {structures[1]}. "
-                "Of a metric over batches of different sizes, average its arrays, such as `.entries`."
+                f"`RunningAverage.update` needs a tree like the one given to `init`, {structures[0]}, but got "
+                f"{structures[1]}. Start another average with `init` for it."
             )
         refuse_bases(estimate)
         decayed = lambda total, new: jnp.asarray(self.decay, total.dtype) * total + new.astype(total.dtype)
