@@ -1,11 +1,12 @@
 """What several metrics cost at one point, together and one by one.
 
 `together` runs the model once by `evaluate` and gives the point to `kfac`, `diagonal` and `gram`; `one by one` gives
-each of them the model, which then runs three times. Called outside `jit`, natgrad compiles each call by itself, and tests
-the outputs. `gradient` is the compiled gradient of the mean loss, for scale.
+each of them the model, which then runs three times. Called outside `jit`, natgrad compiles each call by itself, and
+tests the outputs. `gradient` is the compiled gradient of the mean loss, for scale.
 
-The forward pass is a small part of what these statistics cost, so that a point saves a few per cent of the time. Inside
-one `jit` it saves nothing: XLA finds equal forward passes by itself, and both programs have the same flops (last column).
+The forward pass is a small part of what these statistics cost, so that a point saves a few per cent of the time.
+Inside one `jit` it saves nothing: XLA finds equal forward passes by itself, and both programs have the same flops (last
+column).
 
 The models are those of the benchmark of products (an MLP 784-1000-1000-10, batch 512) and a convolutional network
 (batch 128). Cotangents are sampled, one draw an example. Single precision.
