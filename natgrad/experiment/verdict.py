@@ -43,7 +43,7 @@ class Contender(NamedTuple):
         return (math.inf if self.reached is None else self.reached.seconds, self.run.lowest)
 
     @property
-    def steps_to_target(self) -> float:
+    def steps_to_target(self) -> int | float:
         return math.inf if self.reached is None else self.reached.step
 
 
