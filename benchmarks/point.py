@@ -8,8 +8,8 @@ The forward pass is a small part of what these statistics cost, so that a point 
 Inside one `jit` it saves nothing: XLA finds equal forward passes by itself, and both programs have the same flops (last
 column).
 
-The models are those of the benchmark of products (an MLP 784-1000-1000-10, batch 512) and a convolutional network
-(batch 128). Cotangents are sampled, one draw an example. Single precision.
+The models are an MLP (784-1000-1000-10, batch size 512), as in the benchmark of products, and a convolutional network
+(batch size 128). Cotangents are sampled, one draw an example. Single precision.
 """
 
 from collections.abc import Callable

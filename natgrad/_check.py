@@ -147,7 +147,7 @@ def aligned(y: Any, shape: tuple[int, ...], label: str) -> Array:
 
 def as_number(value: Any) -> Any:
     """A number as a weakly typed scalar, which promotes like the number does and can change without a new compilation.
-    Arrays, schedules and whatever else is not a number stay as they are."""
+    Anything else, such as an array or a schedule, is returned unchanged."""
     if not isinstance(value, bool | int | float | np.number):
         return value
     with jax.ensure_compile_time_eval():
@@ -201,7 +201,7 @@ def check_number(
 
 
 def _shown(value: Any) -> str:
-    """A number with as many digits as it takes; an array of single precision would show those of double precision."""
+    """A number for a message. Of an array in single precision, only the digits it has."""
     return str(np.asarray(value)) if isinstance(value, jax.Array) else str(value)
 
 

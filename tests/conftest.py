@@ -2,7 +2,6 @@ import collections
 import contextlib
 import hashlib
 import itertools
-import os
 
 import hypothesis
 import jax
@@ -10,13 +9,16 @@ import pytest
 
 pytest.register_assert_rewrite("helpers")
 
+# The same examples in every run, so that a failing test is a failure of the last change. `pytest
+# --hypothesis-profile=hunt` draws new ones.
 hypothesis.settings.register_profile(
     "natgrad",
     deadline=None,  # the first example pays for the compilation
-    derandomize="CI" in os.environ,
+    derandomize=True,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
+hypothesis.settings.register_profile("hunt", hypothesis.settings.get_profile("natgrad"), derandomize=False)
 hypothesis.settings.load_profile("natgrad")
 
 

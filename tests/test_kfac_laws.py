@@ -310,7 +310,7 @@ def test_low_rank_corrections_have_factors():
         assert K.report()["params['b']"].shares == "params['W']"
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(data=st.data())
 @pytest.mark.slow
 def test_any_einsum_is_a_layer(data):

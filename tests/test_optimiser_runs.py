@@ -18,6 +18,7 @@ from zoo import affine, classifier, classifier_problem, integers, libraries
 
 import natgrad as ng
 from natgrad._geometry.base import AbstractGeometry
+from natgrad._optimiser.cost import Cost, Pass, term_on_batch
 
 
 @functools.cache
@@ -284,13 +285,11 @@ def test_examples_without_weight_hurt_nobody():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.structure.average))
 
 
-def test_keys_of_different_steps_draw_different_samples():
-    from natgrad._optimiser.structure.cotangents import keys_of_examples
-
-    seen = [
-        np.asarray(jax.random.key_data(keys_of_examples(jax.random.key(k), 2, 5, n))) for k in range(4) for n in (0, 1)
-    ]
-    assert len(np.unique(np.concatenate([each.reshape(-1, 2) for each in seen]), axis=0)) == 8 * 10
+def test_steps_and_terms_draw_different_samples():
+    cost = Cost([term_on_batch(ng.Term(lambda w, x: x @ w, ng.LeastSquares()), ng.Batch(jnp.ones((5, 3))))])
+    (point,) = cost.at(jnp.ones((3, 1)), Pass(1.0, jnp.array(0), has_sites=False)).points
+    draws = [point.columns(jax.random.key(step), 2, term).reshape(-1) for step in range(4) for term in (0, 1)]
+    assert len(np.unique(np.concatenate(draws))) == 8 * 10
 
 
 @pytest.mark.float32

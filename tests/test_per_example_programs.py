@@ -900,6 +900,18 @@ def branch_not_taken(p, x):
     return lax.cond(s[0] > 0, lambda x: x * jnp.log(s)[None], lambda x: x * s[None], x)
 
 
+def remat_of_a_branch(p, x):
+    """Each example chooses a branch, which reads one parameter in a product and one in a sum."""
+    branch = lambda row: row @ p["v"] + p["b"][0]
+    chosen = jax.checkpoint(lambda row: lax.cond(row[0] > 0, branch, lambda row: p["s"][0] * row, row))
+    return jnp.stack([chosen(row) for row in x])
+
+
+def remat_in_a_branch(p, x):
+    product = jax.checkpoint(lambda row: jnp.tanh(row @ p["v"]))
+    return jnp.stack([lax.cond(row[0] > 0, lambda row: product(row) + p["b"][0], jnp.sin, row) for row in x])
+
+
 def joined(p, x):
     """Two parameters in one product: each has a gradient of its own."""
     return x @ jnp.concatenate([p["v"], p["b"].T], axis=1)
@@ -953,6 +965,8 @@ FOUND = {
     "remat_returns_a_parameter": remat_returns_a_parameter,
     "remat_of_what_only_looks_dependent": remat_of_what_only_looks_dependent,
     "branch_not_taken": branch_not_taken,
+    "remat_of_a_branch": remat_of_a_branch,
+    "remat_in_a_branch": remat_in_a_branch,
     "joined": joined,
     "padded": padded,
     "complex_numbers": complex_numbers,

@@ -159,6 +159,39 @@ def test_outputs_of_weight_zero_may_be_outside_the_domain():
     np.testing.assert_allclose(weighed.entries, without.entries, rtol=1e-12)
 
 
+@pytest.mark.float32
+def test_weights_of_any_size_count_by_their_ratios():
+    x, counts = normal(3, 4, 3).astype(np.float32), np.array([2.0, 1.0, 0.0, 3.0], np.float32)
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float32), mlp_params())
+    matrices = [
+        ng.pullback(mlp, GEOMETRY, params, ng.Batch(x, weights=counts * np.float32(scale))).as_matrix()
+        for scale in (1.0, 1e38, 1e-37)
+    ]
+    np.testing.assert_allclose(matrices[1], matrices[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(matrices[2], matrices[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan])
+def test_bad_weights_are_seen_in_a_compiled_metric(weight):
+    """Where they cannot be refused, since they are traced."""
+    x = normal(3, 4, 3)
+    trace = jax.jit(lambda weights: ng.diagonal(mlp, GEOMETRY, mlp_params(), ng.Batch(x, weights=weights)).trace())
+    assert np.isfinite(trace(jnp.ones(4))) and np.isnan(trace(jnp.array([1.0, weight, 1.0, 1.0])))
+
+
+def test_a_step_sees_outputs_outside_the_geometry_of_its_objective():
+    objective = ng.Objective(lambda z, y: (z - y) ** 2 / 2, ng.Fisher(ng.Exponential()))
+    opt = ng.NaturalGradient(lambda w, x: x @ w, objective, ng.Exact(), ng.ConstantDamping(0.1))
+    w, x, y = jnp.ones(1), np.array([[-1.0], [-2.0], [-3.0]]), -np.ones(3)
+    step = jax.jit(opt.step)
+    moved, state, info = step(w, opt.init(w, (x, y)), (x, y))
+    assert bool(info.accepted)
+    _, _, info = step(w, state, (np.abs(x), y))
+    assert info.result == ng.STEP_RESULTS.invalid_batch and not bool(info.accepted)
+    ignored = np.array([[-1.0], [2.0], [-3.0]]), y, np.array([1.0, 0.0, 1.0])
+    assert bool(step(w, opt.init(w, ignored), ignored)[2].accepted)
+
+
 def test_every_term_has_its_own_check():
     x, y = normal(9, 5, 3), normal(8, 5, 2)
     terms = ng.Terms(coupled=ng.Term(centred, ng.LeastSquares()), plain=ng.Term(mlp, ng.LeastSquares(), check=False))
@@ -202,6 +235,18 @@ REFUSED = {
         lambda: ng.NaturalGradient(mlp, ng.LeastSquares()).init(mlp_params(), (ng.Batch(np.ones((4, 3))), None)),
         TypeError,
         "needs arrays as `x`, but got a `Batch`",
+    ),
+    "weights_of_classes": (
+        lambda: ng.pullback(
+            mlp, ng.Fisher(ng.Categorical()), mlp_params(), ng.Batch(np.ones((4, 3)), weights=np.ones((4, 2)))
+        ),
+        ValueError,
+        r"`pullback` needs weights of examples or of positions, but got weights of shape \(4, 2\).*axis of classes",
+    ),
+    "weights_of_another_shape": (
+        lambda: ng.kfac(mlp, GEOMETRY, mlp_params(), ng.Batch(np.ones((4, 3)), weights=np.ones((4, 7)))),
+        ValueError,
+        r"have shape \(4, 7\), but outputs have \[\(4, 2\)\]",
     ),
     "weights_of_per_example": (
         lambda: ng.per_example(mlp, mlp_params(), WEIGHTED, np.ones((4, 2))),

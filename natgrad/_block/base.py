@@ -30,7 +30,7 @@ class AbstractBlock(eqx.Module):
     """A symmetric operator on arrays `gdo`, separately for every group `g`.
 
     Functions of blocks (inverse, root, determinant) are computed in two stages. `matrices()` returns the matrices of
-    each block; those of all blocks are stacked by size and factorised in one call (`stacks`). Then `function` or
+    each block; the matrices of all blocks are stacked by size and factorised in one call (`stacks`). Then `function` or
     `inverted` makes a block from the factorisations."""
 
     @abstractmethod

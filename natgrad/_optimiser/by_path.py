@@ -37,6 +37,8 @@ class NumberByPath(eqx.Module):
     part of the program; the numbers are not."""
 
     numbers: tuple[Any, ...]
+    default: float = eqx.field(static=True)
+    # Paths with the index of their number, where 0 is the default.
     paths: tuple[tuple[str, int], ...] = eqx.field(static=True)
 
     def __init__(self, value: Any, default: float):
@@ -47,7 +49,7 @@ class NumberByPath(eqx.Module):
             index = known[0] if known else len(numbers)
             numbers += [] if known else [number]
             paths.append((str(path), index))
-        self.numbers = (default, *map(as_number, numbers[1:]))
+        self.numbers, self.default = tuple(map(as_number, numbers[1:])), default
         self.paths = tuple(paths)
 
     @property
@@ -58,13 +60,13 @@ class NumberByPath(eqx.Module):
     def check(self, name: str, **bounds: Any) -> None:
         """Refuse numbers out of bounds."""
         for path, index in self.paths:
-            check_number(self.numbers[index], f"`{name}[{path!r}]`" if path else f"`{name}`", **bounds)
+            check_number((self.default, *self.numbers)[index], f"`{name}[{path!r}]`" if path else f"`{name}`", **bounds)
 
     def of_leaves(self, names: Sequence[str], argument: str) -> LeafNumbers:
         """The numbers of parameters with some names."""
         options = dict(self.paths)
         check_paths(options, names, argument)
-        return LeafNumbers(self.numbers, tuple(option_for(options, name) or 0 for name in names))
+        return LeafNumbers((self.default, *self.numbers), tuple(option_for(options, name) or 0 for name in names))
 
 
 def by_path(default: float) -> Callable[[Any], NumberByPath]:

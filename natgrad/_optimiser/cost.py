@@ -17,7 +17,7 @@ from natgrad._optimiser.objective import AbstractObjective
 from natgrad._optimiser.term import Term
 from natgrad._point.batch import Batch, check_weights, inverse_or_zero, spread, with_counted
 from natgrad._point.point import OutputMap, Point
-from natgrad._types import Output, Scalar
+from natgrad._types import Key, Output, Scalar
 
 
 def term_on_batch(term: Term, batch: Batch, model: Callable | None = None) -> "BatchTerm":
@@ -135,6 +135,13 @@ class TermPoint(NamedTuple):
         loss, cotangents = jax.value_and_grad(self.batch_term.mean_loss)(self.z)
         return loss, self.point.pull(cotangents)
 
+    def columns(self, key: Key | None, num_samples: int, number: int) -> Output:
+        """Columns whose products with themselves sum to the metric of every output, times the weight of the term.
+
+        Exact, or drawn with a key; terms draw with keys of their own, by their `number`."""
+        columns = self.point.columns(None if key is None else jax.random.fold_in(key, number), num_samples)
+        return _tree.scale(jnp.sqrt(jnp.asarray(self.weight, float)), columns)
+
     def inner_products(self, vectors: Sequence[Array], unflatten: Callable[[Array], PyTree]) -> Float[Array, "k k"]:
         r"""$v_a^\top G v_b$ for the exact metric at this point."""
         # One after the other: compiled once, and faster than to stack them.
@@ -150,6 +157,12 @@ class TermPoint(NamedTuple):
             return jnp.mean(jax.vmap(_tree.vdot)(u, v))
 
         return jax.vmap(lambda u: jax.vmap(lambda v: product(u, v))(covectors))(tangents)
+
+    def is_inside(self) -> Bool[Array, ""]:
+        """Whether the geometry is defined at all outputs that count."""
+        are_inside = jax.vmap(self.batch_term.term.objective.contains)(self.z)
+        weights = self.batch_term.batch.example_weights
+        return jnp.all(are_inside if weights is None else are_inside | (weights == 0))
 
     def divergence(self, params: PyTree) -> Scalar:
         """How far the outputs are from the outputs at other parameters, in the geometry."""
@@ -246,14 +259,15 @@ class CostPoint(NamedTuple):
         return jnp.any(jnp.stack(known)) if known else jnp.array(False)
 
     def is_valid(self) -> Bool[Array, ""]:
-        """Whether every target is one that its objective can have."""
+        """Whether every target is one that its objective can have, and every output inside the domain."""
 
         def are_valid(term: BatchTerm, z: Output) -> Bool[Array, ""]:
             like = jax.tree.map(lambda leaf: jnp.zeros((term.batch.size, *leaf.shape[1:]), leaf.dtype), z)
             return jnp.all(term.are_valid(like))
 
         pairs = zip(self.cost.terms, self.points, strict=True)
-        return jnp.all(jnp.stack([are_valid(term, point.z) for term, point in pairs]))
+        targets = [are_valid(term, point.z) for term, point in pairs]
+        return jnp.all(jnp.stack([*targets, *(point.is_inside() for point in self.points)]))
 
     def has_weight(self) -> Bool[Array, ""]:
         """Whether some batch has a positive weight, and each such batch also in the fraction used for the metric."""

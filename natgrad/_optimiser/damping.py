@@ -17,7 +17,7 @@ from natgrad._types import Scalar
 class DampingMatrix(NamedTuple):
     r"""The diagonal matrix $D$ that is added to a metric: `strength` (`None` without damping) times a multiplier for
     every parameter, plus the `l2` coefficient of every parameter. With `is_relative` the first part is also multiplied
-    by the diagonal of the metric. `sizes` are those of the parameters."""
+    by the diagonal of the metric. `sizes` are the numbers of entries of the parameters."""
 
     strength: Any | None
     multipliers: LeafNumbers
@@ -31,7 +31,7 @@ class DampingMatrix(NamedTuple):
 
     @property
     def is_zero(self) -> bool:
-        """Whether nothing is added, as far as that is known while a step is traced."""
+        """Whether it is known while a step is traced that nothing is added."""
         return self.strength is None and self.l2.is_default
 
     @property
@@ -44,8 +44,8 @@ class DampingMatrix(NamedTuple):
         return len({(self.multipliers.indices[leaf], self.l2.indices[leaf]) for leaf in leaves}) <= 1
 
     def entries(self, diagonal: Float[Array, " P"] | None = None) -> Any:
-        """What is added to every entry, one number if that is the same, given the diagonal of the metric where it is
-        relative to that."""
+        """What is added to every entry of the diagonal, as one number if all are equal. Relative damping needs the
+        diagonal of the metric."""
         if self.is_uniform:
             return self.of_leaf(0)
         leaves = range(len(self.sizes))
@@ -57,7 +57,7 @@ class DampingMatrix(NamedTuple):
         return (fixed + relative * diagonal.astype(fixed.dtype)).astype(diagonal.dtype)
 
     def of_block(self, leaf: int) -> Any:
-        """What is added to a block that holds a parameter, in units of its diagonal where it is relative to that."""
+        """What is added to a block that holds a parameter; with relative damping, in units of the block's diagonal."""
         return self._damping(leaf) if self.is_relative else self.of_leaf(leaf)
 
     def penalties(self) -> Any:
@@ -71,7 +71,7 @@ class DampingMatrix(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """What came of a step. Decreases below `rounding` say nothing."""
+    """Losses and predicted decrease of a step. Decreases below `rounding` carry no information."""
 
     steps: Int[Array, ""]
     loss: Scalar
@@ -202,16 +202,17 @@ class LevenbergMarquardtState(NamedTuple):
 
 
 class LevenbergMarquardt(AbstractDamping):
-    r"""Damping that follows how well steps are predicted: every so many steps the decrease of the loss is compared with
-    that of the quadratic model, and damping falls by $\omega = $ `decay`$^{every}$ if their ratio is above `high`,
-    rises by $1/\omega$ if it is below `low`. A rejected step raises it by `growth` at once.
+    r"""Damping that follows how well steps are predicted: every so many steps the actual decrease of the loss is
+    compared with the decrease that the quadratic model predicts. Damping is multiplied by
+    $\omega = $ `decay`$^{every}$ if their ratio is above `high`, and divided by $\omega$ if it is below `low`. A
+    rejected step multiplies it by `growth` at once.
 
     **Arguments:**
 
     - `initial`: where to start. By default at the mean eigenvalue of the metric of the first batch, which needs no
       tuning since it has the units of the metric.
-    - `minimum`, `maximum`: where to stop. By default at the part of the mean eigenvalue that is lost in rounding, and
-      at that of which the mean eigenvalue is lost.
+    - `minimum`, `maximum`: limits of the damping. By default the mean eigenvalue times the machine epsilon, and divided
+      by it.
     - `shape`, `multipliers`: as for `ConstantDamping`.
     """
 

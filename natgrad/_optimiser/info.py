@@ -29,8 +29,8 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
     )
     too_many_rejections = (
         "More steps in a row were rejected than `Rollback(max_rejections=...)` allows. Likely causes: (a) NaN in the "
-        "data; (b) a loss that is at its minimum up to rounding; (c) a gradient that is not that of the loss (a custom "
-        "rule); (d) a learning rate or a damping that cannot work."
+        "data; (b) a loss that is at its minimum up to rounding; (c) a gradient that is not the gradient of the "
+        "loss (a custom rule); (d) a learning rate or a damping that cannot work."
     )
     inner_diverged = (
         "The optimiser of `InnerSolve` did not lower the loss of the linearised model, so the step was not taken. "
@@ -48,8 +48,9 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "from examples one by one."
     )
     invalid_batch = (
-        "A target is invalid (a label below 0 or not below the number of classes, NaN), a weight is negative or not "
-        "finite, or all weights are zero (in the batch, or in the part of it that `part` or `micro_batches` measures "
+        "A target is invalid (a label below 0 or not below the number of classes, NaN), an output of the model is "
+        "outside the domain of the geometry of its `Objective`, a weight is negative or not finite, or all weights are "
+        "zero (in the batch, or in the part of it that `part` or `micro_batches` measures "
         "the metric on), so the step was not taken. Call `opt.step` outside `jit` to see which example it is. A weight "
         "of zero, or `Likelihood(family, ignore_label=...)`, leaves examples out."
     )

@@ -169,8 +169,9 @@ class NaturalGradient(eqx.Module):
     def update(
         self, gradient: PyTree, state: State, params: PyTree, batch: Any, key: Key | None = None
     ) -> tuple[PyTree, State, Info]:
-        """As `step`, for a gradient that is given (before `L2` adds to it) instead of that of the problem. Returns
-        what to add to the parameters in place of new ones, which is zero for parameters that are not trained."""
+        """Like `step`, with a gradient from elsewhere (before `L2` adds to it) in place of the gradient of the cost.
+
+        Returns what to add to the parameters instead of new parameters; zero for parameters that are not trained."""
         trained, fixed = self._partition(params)
         self._cost(fixed, batch).refuse_invalid(trained)
         trained_gradient, others = eqx.partition(

@@ -65,7 +65,7 @@ class Batch(eqx.Module):
     @property
     def example_weights(self) -> Float[Array, " N"] | None:
         """How much every example counts: as much as its heaviest position."""
-        return None if self.weights is None else jnp.max(self.weights.reshape(len(self.weights), -1), axis=1)
+        return None if self.weights is None else largest_of_examples(self.weights)
 
     @property
     def total(self) -> Scalar | float:
@@ -77,14 +77,15 @@ class Batch(eqx.Module):
         weights = self.example_weights
         if weights is None:
             return jnp.mean(values)
-        weights = weights.astype(values.dtype)
+        weights = _at_most_one(weights.astype(values.dtype))
         return jnp.sum(weights * values) * inverse_or_zero(jnp.sum(weights))
 
     def relative_weights(self) -> Weights | None:
         """The weights, divided so that examples count on average once."""
-        if self.weights is None or self.example_weights is None:
+        if self.weights is None:
             return None
-        return self.weights * inverse_or_zero(jnp.mean(self.example_weights))
+        weights = _at_most_one(self.weights)
+        return weights * inverse_or_zero(jnp.mean(largest_of_examples(weights)))
 
     def with_weights(self, weights: Weights | None) -> "Batch":
         return eqx.tree_at(lambda batch: batch.weights, self, weights, is_leaf=lambda leaf: leaf is None)
@@ -133,9 +134,21 @@ def refuse_mask(batch: Batch) -> None:
         )
 
 
+def largest_of_examples(weights: Weights) -> Float[Array, " N"]:
+    """The largest weight among the positions of every example."""
+    return jnp.max(weights.reshape(len(weights), -1), axis=1)
+
+
+def _at_most_one(weights: Weights) -> Weights:
+    """Weights in the same ratios, whose sums cannot overflow."""
+    # By a power of two: one over the largest number is zero, since XLA has no denormal numbers on CPUs.
+    _, exponent = jnp.frexp(jax.lax.stop_gradient(jnp.max(weights)))
+    return jnp.ldexp(weights, -exponent)
+
+
 def inverse_or_zero(total: Float[Array, "..."]) -> Float[Array, "..."]:
     """One over a total weight; zero where nothing counts."""
-    return jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1.0), 0.0)
+    return jnp.where(total == 0, 0.0, 1 / jnp.where(total == 0, 1.0, total))
 
 
 def weigh(weights: Array, tree: PyTree, lead: int = 0) -> PyTree:
@@ -145,7 +158,7 @@ def weigh(weights: Array, tree: PyTree, lead: int = 0) -> PyTree:
     def weighed(leaf: Array) -> Array:
         shape = (1,) * lead + weights.shape + (1,) * (leaf.ndim - lead - weights.ndim)
         factors = weights.reshape(shape).astype(leaf.dtype)
-        return jnp.where(factors > 0, factors * jnp.where(factors > 0, leaf, 0.0), 0.0)
+        return jnp.where(factors == 0, 0.0, factors * jnp.where(factors == 0, 0.0, leaf))
 
     return jax.tree.map(weighed, tree)
 

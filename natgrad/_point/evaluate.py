@@ -1,5 +1,6 @@
 """From the arguments of a public function to a model at a point."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.bregman import LossGeometry
 from natgrad._model import check_params, finite, without_aux
-from natgrad._point.batch import Batch, as_examples, refuse_mask, refuse_weights
+from natgrad._point.batch import Batch, as_examples, check_weights, refuse_mask, refuse_weights, weigh
 from natgrad._point.per_example import PerExample
 from natgrad._point.point import OutputMap, Point
 from natgrad._point.probe import check_model
@@ -101,8 +102,11 @@ def check_outputs_in(geometry: AbstractGeometry | LossGeometry | None, z: Output
         if geometry is None or not is_concrete((z, batch)):
             return
         at = lambda number: jax.tree.map(lambda leaf: leaf[number], (_tree.at_least_float32(z), batch.y))
+        first, target = at(0)
+        if batch.weights is not None and batch.weights.ndim > 1:
+            check_weights(batch.weights, z)
+            check_positions(geometry.at(target) if isinstance(geometry, LossGeometry) else geometry, first, batch)
         if isinstance(geometry, LossGeometry):
-            first, target = at(0)
             return geometry.at(target)._check(first, caller())
         are_inside = jax.vmap(geometry._contains)(_tree.at_least_float32(z))
         if batch.example_weights is not None:
@@ -112,6 +116,22 @@ def check_outputs_in(geometry: AbstractGeometry | LossGeometry | None, z: Output
             geometry._check(at(0)[0], caller())
         elif not are_inside[number]:
             geometry._check(at(number)[0], f"{caller()}: example {number}")
+
+
+def check_positions(geometry: AbstractGeometry, z: Output, batch: Batch) -> None:
+    """Refuse weights of positions that the geometry of an output does not treat one by one, such as its classes."""
+    weights = batch.weights
+    assert weights is not None
+    shape = weights.shape[1:]
+    at_first = jnp.zeros(math.prod(shape)).at[0].set(1.0).reshape(shape)
+    tangent = weigh(at_first, jax.tree.map(jnp.ones_like, z))
+    elsewhere = weigh(1.0 - at_first, geometry.metric_mv(z, tangent))
+    if any(jnp.any(leaf != 0) for leaf in jax.tree.leaves(elsewhere)):
+        raise ValueError(
+            f"{caller()} needs weights of examples or of positions, but got weights of shape {weights.shape} for "
+            f"outputs in which `{type(geometry).__name__}` does not treat these axes one by one. Leave out the axis of "
+            "classes or of components."
+        )
 
 
 @public

@@ -7,7 +7,7 @@ this operand is the statistic. The zeros of a scan's layers are scanned over, so
 stacked."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -42,11 +42,16 @@ class RematerialisedUse:
 
 
 def formed_in_backward(parameter: ParameterUses, lengths: dict[int, int]) -> RematerialisedUse | None:
-    """A route as one whose statistics are formed in the backward pass: for a single use under `jax.checkpoint`, in
-    loops whose every step has its own part of the parameter. `None` for other routes."""
-    if len(parameter.uses) != 1 or not parameter.uses[0].site.is_rematerialised or parameter.uses[0].loop_axes[1]:
+    """A parameter as one whose statistics are formed in the backward pass: for a single use under `jax.checkpoint`, in
+    loops whose every step has its own part of the parameter. `None` for other parameters.
+
+    Branches that examples choose are left out: `jax.vmap` gives each example a copy of what its branch reads, and the
+    statistic of a batch is not the cotangent of any copy."""
+    if len(parameter.uses) != 1:
         return None
     (use,) = parameter.uses
+    if not use.site.is_rematerialised or use.site.is_optional or use.loop_axes[1]:
+        return None
     origin = leaf_of(use.value, parameter.leaf)
     root = _root(use.value, parameter.leaf, use.site.loops)
     copy = copy_of(root, origin, lengths) if root is not None and origin is not None else None
@@ -163,7 +168,7 @@ def _alone(use: Use, value: Free) -> Site:
         return Free(operand.aval, frozenset(), ())
 
     operands = tuple(at_step(position) for position in range(len(site.operands)))
-    return Site(site.number, site.eqn, operands, site.results, site.avals, (), site.is_rematerialised)
+    return replace(site, operands=operands, loops=())
 
 
 def form_all(

@@ -230,11 +230,12 @@ def plan_cond(
     `None` if a branch computes with parameters, and the equation has to stay whole: free values are computed whichever
     branch is taken, and in a branch not taken they need not be finite."""
     index, *branch_operands = operands
+    inside = scope._replace(is_optional=scope.is_optional or isinstance(index, Dependent))
     branch_plans = []
     for closed in compat.branches(eqn) or ():
         branch_plan = Plan(scope.loops)
-        ends = planner.walk(branch_plan, closed, branch_operands, scope)
-        branch_plan.ends = tuple(planner.as_dependent(branch_plan, end, scope) for end in ends)
+        ends = planner.walk(branch_plan, closed, branch_operands, inside)
+        branch_plan.ends = tuple(planner.as_dependent(branch_plan, end, inside) for end in ends)
         if not all(_only_copies(value, branch_operands) for value in branch_plan.free()):
             return None
         branch_plans.append(branch_plan)

@@ -25,7 +25,8 @@ class Site:
     - `eqn`: the equation; `None` where a free value is itself used as a dependent one, as an output for example.
     - `results`, `avals`: positions and types of its floating-point results, which get taps.
     - `loops`: the scans around it, the outermost first.
-    - `is_rematerialised`: whether it stands inside a `jax.checkpoint`."""
+    - `is_rematerialised`: whether it stands inside a `jax.checkpoint`.
+    - `is_optional`: whether it stands in a branch that examples choose, so that some of them do not run it."""
 
     number: int
     eqn: compat.Equation | None
@@ -34,6 +35,7 @@ class Site:
     avals: tuple[Any, ...]
     loops: tuple[int, ...]
     is_rematerialised: bool
+    is_optional: bool
 
     def compute(self, operands: list[Any]) -> list[Any]:
         return [jnp.asarray(operands[0])] if self.eqn is None else compat.evaluate(self.eqn, operands)
@@ -63,10 +65,12 @@ Inputs = dict[int, Any]
 
 
 class Scope(NamedTuple):
-    """The scans around an equation, and whether it is computed again in the backward pass (`jax.checkpoint`)."""
+    """The scans around an equation, whether it is computed again in the backward pass (`jax.checkpoint`), and whether
+    it stands in a branch that examples choose."""
 
     loops: tuple[int, ...] = ()
     is_rematerialised: bool = False
+    is_optional: bool = False
 
 
 class Visit(NamedTuple):

@@ -10,7 +10,6 @@ from natgrad._check import number
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
-from natgrad._optimiser.structure.cotangents import columns_of
 
 
 class DiagonalState(NamedTuple):
@@ -73,6 +72,6 @@ class Diagonal(AbstractStructure):
     def _measured(self, points, key) -> PyTree:
         squares = []
         for index, term_point in enumerate(points):
-            columns = columns_of(term_point, key, self.num_samples, index)
+            columns = term_point.columns(key, self.num_samples, index)
             squares.append(_tree.scale(1 / term_point.point.num_examples, term_point.point.power_sum(columns)))
         return _tree.add(*squares)

@@ -21,7 +21,6 @@ from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._metric.estimated_blocks import FactorData, factor_data
 from natgrad._optimiser.cost import TermPoint
 from natgrad._optimiser.damping import DampingMatrix
-from natgrad._optimiser.structure.cotangents import columns_of
 from natgrad._types import Key
 
 
@@ -41,7 +40,7 @@ def measure(
     """What blocks are computed from, for every term."""
     estimates = []
     for number, term_point in enumerate(points):
-        point, columns = term_point.point, columns_of(term_point, key, num_samples, number)
+        point, columns = term_point.point, term_point.columns(key, num_samples, number)
         estimates.append(FactorEstimate(*factor_data(point, columns, rules, is_corrected=corrected)))
     return estimates
 
