@@ -70,7 +70,7 @@ def test_sums_multiples_and_restrictions_are_metrics():
     assert part_diagonal["v"] is None
     assert lx.is_positive_semidefinite(restricted)
     assert lx.is_symmetric(combined)
-    rows = jax.jit(lambda m: m._root_rows())(restricted)
+    rows = jax.jit(lambda m: m.root_rows())(restricted)
     assert_close(rows.T @ rows, part, 1e-9, 1e-12)
 
 
@@ -88,11 +88,17 @@ def combinations():
     second = ng.pullback(jax.jit(lambda params, x: case.model(params, x)[:, :1]), ng.Euclidean(), case.params, many)
     scales = jax.tree.map(lambda leaf: 0.5 + np.abs(np.cos(np.arange(leaf.size))).reshape(leaf.shape), case.params)
     total = first + 0.3 * second
-    return {"many": second, "multiple": 0.3 * second, "sum": total, "units": RescaledMetric(total, scales)}
+    return {
+        "many": second,
+        "multiple": 0.3 * second,
+        "sum": total,
+        "units": RescaledMetric(total, scales),
+        "restriction": total.restrict({"w": True, "b": False, "v": True}),
+    }
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["many", "multiple", "sum", "units"])
+@pytest.mark.parametrize("name", ["many", "multiple", "sum", "units", "restriction"])
 @pytest.mark.parametrize("limit", [None, 100])
 def test_matrices_rows_and_kernels_of_combinations_agree_with_products(name, limit, monkeypatch):
     """Also where rows are too many to be held at once."""
@@ -103,7 +109,7 @@ def test_matrices_rows_and_kernels_of_combinations_agree_with_products(name, lim
 
     @jax.jit
     def everything(metric):
-        return products_matrix(metric), metric.as_matrix(), metric._root_rows(), metric.root_gram(), metric.diagonal()
+        return products_matrix(metric), metric.as_matrix(), metric.root_rows(), metric.root_gram(), metric.diagonal()
 
     matrix, whole, rows, gram, diagonal = jax.tree.map(np.asarray, everything(metric))
     assert rows.shape == (metric.root_size, metric.in_size())

@@ -61,6 +61,31 @@ def test_other_numbers_compile_nothing():
     assert len(traces) == 2
 
 
+def test_other_weights_of_terms_and_tolerances_of_solvers_compile_nothing():
+    params, batch = classifier_problem()
+    step, traces = counted()
+    ends = []
+    for weight, rtol in ((0.5, 1e-3), (2.0, 1e-1)):
+        terms = ng.Terms(
+            heavy=ng.Term(classifier, ng.Categorical(), weight), light=ng.Term(classifier, ng.Categorical())
+        )
+        opt = ng.NaturalGradient(terms, structure=ng.Exact(ng.CG(rtol, max_steps=30)), damping=ng.ConstantDamping(0.1))
+        batches = {"heavy": batch, "light": batch}
+        found, _, info = step(opt, params, opt.init(params, batches), batches)
+        ends.append(found)
+        single = ng.NaturalGradient(
+            classifier,
+            ng.Categorical(),
+            ng.Exact(ng.CG(rtol, max_steps=30)),
+            ng.ConstantDamping(0.1 / (1 + weight)),
+        )
+        expected, _, alone = jax.jit(single.step)(params, single.init(params, batch), batch)
+        assert_close(info.loss, (1 + weight) * alone.loss, rtol=1e-12)
+        assert_close(found, expected, rtol=1e-9)
+    assert len(traces) == 1
+    assert not np.allclose(ends[0]["first"]["w"], ends[1]["first"]["w"])
+
+
 def test_the_method_itself_compiles_once_for_all_numbers():
     params, batch = classifier_problem()
     traces = []

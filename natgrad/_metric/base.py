@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from natgrad import _tree
@@ -26,8 +27,10 @@ class AbstractMetric(lx.AbstractLinearOperator):
     Metrics are lineax operators, so `lineax.linear_solve` accepts them. Sums, positive multiples and restrictions of
     metrics are metrics. Matrices and flat vectors follow `jax.flatten_util.ravel_pytree`.
 
-    Most metrics have a *root*: a linear map $R$ to a space of samples (rows: examples times columns of the output
-    metric) with $G = R^\top R$. It is what makes exact diagonals, samples and sample-space solves possible.
+    Most metrics have a *root*: a linear map $R$ to a space of samples (rows: columns of the output metric times
+    examples) with $G = R^\top R$, stated by `root_size`, `root_mv` and `root_transpose_mv`. Exact diagonals, samples
+    and sample-space solves need it. A sum stacks the rows of its terms, a multiple scales them, and a restriction
+    slices them.
     """
 
     # What a metric states ------------------------------------------------------------------------------
@@ -90,7 +93,7 @@ class AbstractMetric(lx.AbstractLinearOperator):
     def as_matrix(self) -> Matrix:
         r"""The dense $P \times P$ matrix. Costs $P$ products, or as many as the root has rows if those are fewer."""
         if self.root_size is not None and self.root_size < self.in_size():
-            rows = self._root_rows()
+            rows = self.root_rows()
             return rows.T @ rows
         return self._by_columns(lambda column, index: column)
 
@@ -110,13 +113,21 @@ class AbstractMetric(lx.AbstractLinearOperator):
         r"""A random covector with mean zero and covariance $G$ (a pseudo-gradient)."""
         return self._sample(key)
 
+    def root_rows(self) -> Float[Array, "rows P"]:
+        r"""$R$ as a matrix: row by row, unless there is a better way."""
+        rows = self._by_rows(lambda rows: rows)
+        return rows.reshape(-1, rows.shape[-1])[: self.root_size]
+
     def root_gram(self) -> Float[Array, "rows rows"]:
-        r"""$R R^\top$, the metric in the space of samples: row by row, unless there is a better way."""
+        r"""$R R^\top$, the metric in the space of samples: from all rows if they fit in memory, else by products."""
         size = self.root_size
         if size is None:
             raise TypeError(
                 f"`{type(self).__name__}` has no sample space: it is not a sum over samples. Use `CG` or `Cholesky`."
             )
+        if size * self.in_size() <= MAX_ROW_ENTRIES:
+            rows = self.root_rows()
+            return rows @ rows.T
 
         def row(index):
             basis = jnp.zeros(size, self._dtype).at[index].set(1.0)
@@ -182,10 +193,6 @@ class AbstractMetric(lx.AbstractLinearOperator):
 
         return jax.lax.map(rows, chunk * jnp.arange(-(-count // chunk)))
 
-    def _root_rows(self) -> Float[Array, "rows P"]:
-        rows = self._by_rows(lambda rows: rows)
-        return rows.reshape(-1, rows.shape[-1])[: self.root_size]
-
 
 class SumMetric(AbstractMetric):
     """A sum of metrics on the same parameters."""
@@ -222,15 +229,8 @@ class SumMetric(AbstractMetric):
     def as_matrix(self):
         return _tree.sum_leaves([term.as_matrix().astype(self._dtype) for term in self.terms])
 
-    def root_gram(self):
-        rows = self.root_size
-        if rows is None or rows * self.in_size() > MAX_ROW_ENTRIES:
-            return AbstractMetric.root_gram(self)
-        stacked = self._root_rows()
-        return stacked @ stacked.T
-
-    def _root_rows(self):
-        return jnp.concatenate([term._root_rows().astype(self._dtype) for term in self.terms])
+    def root_rows(self):
+        return jnp.concatenate([term.root_rows().astype(self._dtype) for term in self.terms])
 
     @property
     def is_semidefinite(self):
@@ -307,8 +307,8 @@ class ScaledMetric(AbstractDerivedMetric):
     def diagonal(self):
         return _tree.scale(self.scale, self.metric.diagonal())
 
-    def _root_rows(self):
-        return _tree.scale(jnp.sqrt(self.scale), self.metric._root_rows())
+    def root_rows(self):
+        return _tree.scale(jnp.sqrt(self.scale), self.metric.root_rows())
 
     def _sample(self, key):
         return _tree.scale(jnp.sqrt(self.scale), self.metric._sample(key))
@@ -336,6 +336,12 @@ class RestrictedMetric(AbstractDerivedMetric):
     def root_transpose_mv(self, u):
         return self._select(self.metric.root_transpose_mv(u))
 
+    def root_rows(self):
+        rows = self.root_size
+        if rows is None or rows * self.metric.in_size() > MAX_ROW_ENTRIES:
+            return AbstractMetric.root_rows(self)
+        return self.metric.root_rows()[:, self._selected()]
+
     def diagonal(self):
         return self._select(self.metric.diagonal())
 
@@ -350,6 +356,13 @@ class RestrictedMetric(AbstractDerivedMetric):
 
     def _extend(self, v):
         return eqx.combine(v, self.metric._zeros())
+
+    def _selected(self) -> np.ndarray:
+        """The places of the selected parameters in a flat vector of all."""
+        leaves, treedef = jax.tree.flatten(self.metric.in_structure())
+        ends = np.cumsum([_tree.size(leaf) for leaf in leaves])
+        places = [np.arange(end - _tree.size(leaf), end) for end, leaf in zip(ends, leaves, strict=True)]
+        return np.concatenate(jax.tree.leaves(self._select(jax.tree.unflatten(treedef, places))))
 
 
 def chunk_size(size: int) -> int:

@@ -1,170 +1,107 @@
-"""How metrics with Kronecker factors are computed: what was asked for, a forward pass, and sums over cotangents."""
+"""From points to a metric made of blocks, for one call of `kfac` and for every step of `KFAC`: choose estimators, sum
+moments over examples, join terms."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array
 
+from natgrad import _tree
 from natgrad._block import stacks
 from natgrad._block.base import AbstractBlock, AbstractEstimator
 from natgrad._block.choose import choose
 from natgrad._block.corrected import EigenvalueEstimator
 from natgrad._block.eigen import EigenBlock
+from natgrad._block.entries import BlockEntries
 from natgrad._block.factor import Factor
-from natgrad._block.kronecker import KroneckerBlock, KroneckerEstimator
+from natgrad._block.kronecker import KroneckerBlock, KroneckerEstimator, nearest
 from natgrad._block.masks import check_mask, mask_outputs
 from natgrad._block.rules import BlockRules
-from natgrad._block.structure_report import make_report
-from natgrad._check import caller, is_concrete
-from natgrad._compile import compiled
+from natgrad._block.structure_report import StructureReport, make_report
+from natgrad._block.unfactored import ZeroEstimator
+from natgrad._check import caller
 from natgrad._metric.block_metric import BlockMetric, Blocks, by_block
-from natgrad._model import finite
-from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, point_in
-from natgrad._point.point import Point, check_num_samples
-from natgrad._point.records import summed
-from natgrad._types import Key, Output
+from natgrad._point.point import Point
+from natgrad._point.records import SiteRecords, summed
+from natgrad._types import Output
+
+# The eigenvectors of both factors of a block, by the entries of parameters that the block covers.
+Bases = Mapping[BlockEntries, tuple[Factor, Factor]]
 
 
-class Request(NamedTuple):
-    """What `kfac` or `ekfac` was asked for, beyond the point."""
-
-    is_corrected: bool
-    rules: BlockRules
-    key: Key | None
-    num_samples: int
-
-    def build(self, place: Place, basis: BlockMetric | None = None) -> BlockMetric:
-        check_num_samples(self.num_samples)
-        geometry = geometry_at(place)
-        check_mask(place.map.batch)
-        metric, z = _computed(place, self.key, basis, self.num_samples, self.rules, self.is_corrected)
-        check_outputs_in(geometry, z, place.map.batch)
-        self._warn_of_fallbacks(metric)
-        _require_finite(metric)
-        return metric
-
-    def _warn_of_fallbacks(self, metric: BlockMetric) -> None:
-        report = metric.report()
-        if report.fallbacks and self.rules.strict:
-            raise ValueError(
-                f"{caller()} with `strict=True` needs a structure for every parameter, but "
-                f"{report.describe_fallbacks()}. Choose a structure for them: `BlockRules(structures={{path: ...}})`."
-            )
-        report.warn_of_fallbacks()
-
-
-def _require_finite(metric: BlockMetric) -> None:
-    """Refuse factors that are not finite, where they are known."""
-    paths, operator = list(metric.report()), metric.operator
-    if not is_concrete(operator):
-        return
-    are_finite = np.asarray(_are_finite(operator.blocks))
-    bad = [paths[place.parts[0].leaf] for place, good in zip(operator.places, are_finite, strict=True) if not good]
-    if bad:
-        raise ValueError(
-            f"{caller()} needs finite numbers in every factor, but the factors of "
-            f"{', '.join(f'`{path}`' for path in bad)} are not. Look for NaN or infinity in "
-            "`params` and `x`, or for an overflow in the gradients."
-        )
-
-
-@compiled
-def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
-    return jnp.stack([finite(block).holds for block in blocks])
-
-
-@compiled
-def _computed(
-    place: Place,
-    key: Key | None,
-    basis: BlockMetric | None,
-    num_samples: int,
-    rules: BlockRules,
-    is_corrected: bool,
-) -> tuple[BlockMetric, Output]:
-    point = point_in(place)
-    columns = point.refuse_coupled(point.columns(key, num_samples))
-    data, estimators = factor_data(point, columns, rules, is_corrected=is_corrected)
-    estimators = data.corrected(estimators, basis)
-    return data.metric(estimators, data.blocks(estimators)), point.z
-
-
-def factor_data(
-    point: Point, columns: Output, rules: BlockRules, *, is_corrected: bool
-) -> tuple["FactorData", list[AbstractEstimator]]:
-    """What blocks are computed from, and how each of them is."""
+def estimate(point: Point, columns: Output, rules: BlockRules, *, is_corrected: bool) -> "BlockEstimate":
+    """An estimator for every block of a point's metric. With `is_corrected` Kronecker blocks await their bases."""
     masks = check_mask(point.map.batch)
-    data = FactorData(point, mask_outputs(masks, columns), point.example_weights())
-    return data, choose(point.program, point.uses, rules, masks, corrected=is_corrected)
+    columns = mask_outputs(masks, columns)
+    return BlockEstimate(point, columns, choose(point.program, point.uses, rules, masks, corrected=is_corrected))
 
 
-class FactorData(NamedTuple):
-    """A point, the cotangents of its outputs, and how much each example counts."""
+class BlockEstimate(NamedTuple):
+    """What the blocks of a metric are computed from: a point, columns of the metrics of its outputs, and an estimator
+    for every block."""
 
     point: Point
     columns: Output
-    weights: Float[Array, " N"] | None
+    estimators: list[AbstractEstimator]
 
-    def corrected(self, estimators: list[AbstractEstimator], basis: BlockMetric | None) -> list[AbstractEstimator]:
-        """The estimators, with a basis where eigenvalues are to be corrected."""
-        wanted = [estimator for estimator in estimators if is_corrected(estimator)]
-        if not wanted:
-            return estimators
-        blocks = self.blocks(wanted) if basis is None else _given(basis, estimators)
-        pairs = iter(bases(blocks))
-        return [with_basis(one, *next(pairs)) if is_corrected(one) else one for one in estimators]
+    def with_bases(self, bases: Bases) -> "BlockEstimate":
+        """Corrected eigenvalues in given bases, where there is one, in place of Kronecker factors."""
 
-    def blocks(self, estimators: list[AbstractEstimator]) -> list[AbstractBlock]:
+        def in_basis(estimator: AbstractEstimator) -> AbstractEstimator:
+            if not awaits_basis(estimator) or estimator.place not in bases:
+                return estimator
+            place, reason, is_fallback = estimator.place, estimator.reason, estimator.is_fallback
+            return EigenvalueEstimator(place, reason, is_fallback, estimator, *bases[place])  # pyright: ignore
+
+        return self._replace(estimators=[in_basis(estimator) for estimator in self.estimators])
+
+    def bases(self) -> Bases:
+        """The eigenvectors of the Kronecker factors at this point."""
+        awaiting = [estimator for estimator in self.estimators if awaits_basis(estimator)]
+        blocks = self._replace(estimators=awaiting).blocks()
+        return eigenvectors({estimator.place: block for estimator, block in zip(awaiting, blocks, strict=True)})
+
+    def blocks(self) -> list[AbstractBlock]:
         """The blocks, from sums over examples and columns, as many columns at a time as the budget allows."""
         point, columns, budget = self.point, self.columns, self.point.map.budget
-        recording = lambda part: replace(point.per_example(part, is_stacked=True).recording(), weights=self.weights)
 
-        def sums(part: Output) -> list:
-            here = recording(part)
-            return [estimator.of_cotangents(here, budget) for estimator in estimators]
+        def sums(columns: Output) -> list:
+            records = self._records(columns)
+            return [estimator.of_cotangents(records, budget) for estimator in self.estimators]
 
         total = summed(sums, columns, point.column_chunk(columns))
-        mean = jax.tree.map(lambda leaf: leaf / point.num_examples, total)
-        first = recording(jax.tree.map(lambda s: s[:1], columns))
-        triples = []
-        for estimator, cotangent_moment in zip(estimators, mean, strict=True):
-            triples.append((estimator, estimator.of_inputs(first, cotangent_moment, budget), cotangent_moment))
-        return [estimator.block(*moments) for estimator, *moments in triples]
+        cotangent_moments = jax.tree.map(lambda leaf: leaf / point.num_examples, total)
+        # Inputs are the same for all columns.
+        first = self._records(jax.tree.map(lambda s: s[:1], columns))
+        pairs = list(zip(self.estimators, cotangent_moments, strict=True))
+        input_moments = [estimator.of_inputs(first, moment, budget) for estimator, moment in pairs]
+        moments = zip(self.estimators, input_moments, cotangent_moments, strict=True)
+        return [estimator.block(inputs, cotangents) for estimator, inputs, cotangents in moments]
 
-    def metric(self, estimators: list[AbstractEstimator], blocks: list[AbstractBlock]) -> BlockMetric:
+    def metric(self, blocks: Sequence[AbstractBlock]) -> BlockMetric:
+        """The metric at this point, made of its blocks."""
         program = self.point.program
         leaves, treedef = jax.tree.flatten(program.params)
-        operator = Blocks(tuple(blocks), tuple(estimator.place for estimator in estimators), (tuple(leaves), treedef))
-        report = make_report(program, self.point.uses, estimators, blocks)
+        places = tuple(estimator.place for estimator in self.estimators)
+        operator = Blocks(tuple(blocks), places, (tuple(leaves), treedef))
+        report = make_report(program, self.point.uses, self.estimators, list(blocks))
         return BlockMetric(operator, report, jnp.asarray(self.point.total_weight, float))
 
+    def _records(self, columns: Output) -> SiteRecords:
+        records = self.point.per_example(columns, is_stacked=True).recording()
+        return replace(records, weights=self.point.example_weights())
 
-def is_corrected(estimator: AbstractEstimator) -> bool:
+
+def awaits_basis(estimator: AbstractEstimator) -> bool:
     return isinstance(estimator, KroneckerEstimator) and estimator.is_corrected
 
 
-def with_basis(estimator: Any, inputs: Factor, outputs: Factor) -> AbstractEstimator:
-    """An estimator of corrected eigenvalues in a given basis."""
-    return EigenvalueEstimator(estimator.place, estimator.reason, estimator.is_fallback, estimator, inputs, outputs)
-
-
-def _given(basis: BlockMetric, estimators: Sequence[AbstractEstimator]) -> Sequence[AbstractBlock]:
-    """The blocks of a basis whose eigenvalues are to be corrected, if they belong to this model."""
-    if not isinstance(basis, BlockMetric):
-        raise TypeError(f"{caller()} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
-    same = basis.operator.places == tuple(estimator.place for estimator in estimators)
-    pairs = zip(estimators, basis.operator.blocks, strict=False)
-    leading = [block for estimator, block in pairs if is_corrected(estimator)]
-    if not same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in leading):
-        raise ValueError(f"{caller()} got a `basis` of another model, or in other blocks.")
-    return leading
-
-
-def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
+def eigenvectors(blocks: Mapping[BlockEntries, AbstractBlock]) -> Bases:
     """The eigenvectors of the two factors of every block."""
 
     def basis(block: AbstractBlock, eigens: Sequence[Any]) -> tuple[Factor, Factor]:
@@ -173,4 +110,67 @@ def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
         inputs, outputs = eigens
         return inputs.vectors, outputs.vectors
 
-    return [basis(block, eigens) for block, eigens in zip(blocks, by_block(blocks, stacks.eigens), strict=True)]
+    eigens = by_block(list(blocks.values()), stacks.eigens)
+    return {place: basis(block, of_block) for (place, block), of_block in zip(blocks.items(), eigens, strict=True)}
+
+
+def joined(estimates: Sequence[BlockEstimate]) -> BlockMetric:
+    """The metric of all terms. The sum of several Kronecker products is replaced by the nearest one."""
+    blocks = [of_term.blocks() for of_term in estimates]
+    metrics = [of_term.metric(its_blocks) for of_term, its_blocks in zip(estimates, blocks, strict=True)]
+    if len(metrics) == 1:
+        return metrics[0]
+    by_place: dict[BlockEntries, list[AbstractBlock]] = {}
+    unused: dict[BlockEntries, AbstractBlock] = {}
+    for of_term, its_blocks in zip(estimates, blocks, strict=True):
+        for estimator, block in zip(of_term.estimators, its_blocks, strict=True):
+            if isinstance(estimator, ZeroEstimator):
+                unused[estimator.place] = block
+            else:
+                by_place.setdefault(estimator.place, []).append(block)
+    # Parameters that no output of a term depends on are left to the other terms.
+    covered = {part.leaf for place in by_place for part in place.parts}
+    alone = {place: [block] for place, block in unused.items() if not covered & {part.leaf for part in place.parts}}
+    places = {**by_place, **alone}
+    _check_cover(places, metrics[0])
+    operator = Blocks(tuple(map(_sum, places.values())), tuple(places), metrics[0].operator.structure)
+    return BlockMetric(operator, _joined_report(metrics), metrics[0].num_examples)
+
+
+def _joined_report(metrics: Sequence[BlockMetric]) -> StructureReport:
+    """For every parameter the row of a term that fell back, or else of one that depends on the parameter."""
+    rows = []
+    for path, first in metrics[0].report().items():
+        rows_of_path = [metric.report()[path] for metric in metrics]
+        used = [row for row in rows_of_path if row.structure != "zero"] or [first]
+        rows.append(next((row for row in used if row.is_fallback), used[0]))
+    return StructureReport(tuple(rows))
+
+
+def _check_cover(places: Mapping[BlockEntries, Any], metric: BlockMetric) -> None:
+    """Refuse terms whose blocks overlap."""
+    sizes = [_tree.size(leaf) for leaf in metric.operator.structure[0]]
+    covered = np.zeros(len(sizes), int)
+    for place in places:
+        for part in place.parts:
+            covered[part.leaf] += int(np.prod(part.block))
+    bad = [f"`{name}`" for name, size, count in zip(metric.report(), sizes, covered, strict=True) if size != count]
+    if bad:
+        raise ValueError(
+            f"{caller()} needs the same blocks in every term, but {', '.join(bad)} are used in different ways. Try "
+            '`BlockRules(bias="separate")`, or structures by path (`BlockRules(structures={path: ...})`), or `Exact` '
+            "or `Diagonal`."
+        )
+
+
+def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
+    if len(blocks) > 1 and isinstance(blocks[0], KroneckerBlock):
+        return nearest([(block.A, block.G) for block in blocks if isinstance(block, KroneckerBlock)])
+    if isinstance(blocks[0], EigenBlock):
+        return with_values(blocks[0], _tree.sum_leaves([block.values for block in blocks]))  # pyright: ignore
+    return _tree.add(*blocks)
+
+
+def with_values(block: Any, values: Array) -> AbstractBlock:
+    """A block with other eigenvalues, in the same basis."""
+    return eqx.tree_at(lambda block: block.values, block, values)

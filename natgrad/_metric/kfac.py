@@ -1,17 +1,25 @@
 """Kronecker-factored metrics of a model: K-FAC, and EKFAC with corrected eigenvalues."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from jaxtyping import PyTree
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, PyTree
 
+from natgrad._block.base import AbstractBlock
+from natgrad._block.eigen import EigenBlock
+from natgrad._block.kronecker import KroneckerBlock
+from natgrad._block.masks import check_mask
 from natgrad._block.rules import BlockRules, check_blocks
-from natgrad._check import public
+from natgrad._check import caller, is_concrete, public
+from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.block_metric import BlockMetric
-from natgrad._metric.estimated_blocks import Request
-from natgrad._point.evaluate import locate
-from natgrad._point.point import Point
-from natgrad._types import Key
+from natgrad._metric.estimated_blocks import Bases, BlockEstimate, awaits_basis, eigenvectors, estimate, joined
+from natgrad._model import finite
+from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, locate, point_in
+from natgrad._point.point import Point, check_num_samples
+from natgrad._types import Key, Output
 
 
 @public
@@ -45,7 +53,9 @@ def kfac(
     - `model` may be a `Point`, from `evaluate`, in place of `model`, `geometry`, `params` and `x`.
     """
     place = locate(model, geometry, params, x, has_aux=has_aux)
-    return Request(False, check_blocks(blocks), key, num_samples).build(place)
+    _check_place(place, num_samples)
+    metric, z = _kfac(place, key, num_samples, check_blocks(blocks))
+    return _checked(metric, z, place, check_blocks(blocks))
 
 
 @public
@@ -74,4 +84,81 @@ def ekfac(
     - Others as for `kfac`.
     """
     place = locate(model, geometry, params, x, has_aux=has_aux)
-    return Request(True, check_blocks(blocks), key, num_samples).build(place, basis)
+    _check_place(place, num_samples)
+    metric, z = _ekfac(place, key, num_samples, check_blocks(blocks), basis)
+    return _checked(metric, z, place, check_blocks(blocks))
+
+
+@compiled
+def _kfac(place: Place, key: Key | None, num_samples: int, rules: BlockRules) -> tuple[BlockMetric, Output]:
+    at_point = _estimate(place, key, num_samples, rules, is_corrected=False)
+    return joined([at_point]), at_point.point.z
+
+
+@compiled
+def _ekfac(
+    place: Place, key: Key | None, num_samples: int, rules: BlockRules, basis: BlockMetric | None
+) -> tuple[BlockMetric, Output]:
+    at_point = _estimate(place, key, num_samples, rules, is_corrected=True)
+    bases = at_point.bases() if basis is None else _bases_of(basis, at_point)
+    return joined([at_point.with_bases(bases)]), at_point.point.z
+
+
+def _estimate(
+    place: Place, key: Key | None, num_samples: int, rules: BlockRules, *, is_corrected: bool
+) -> BlockEstimate:
+    point = point_in(place)
+    columns = point.refuse_coupled(point.columns(key, num_samples))
+    return estimate(point, columns, rules, is_corrected=is_corrected)
+
+
+def _bases_of(basis: BlockMetric, at_point: BlockEstimate) -> Bases:
+    """The eigenvectors of a metric that was given, if it belongs to this model."""
+    if not isinstance(basis, BlockMetric):
+        raise TypeError(f"{caller()} needs a `basis` from `kfac` or `ekfac`, but got `{type(basis).__name__}`.")
+    is_same = basis.operator.places == tuple(estimator.place for estimator in at_point.estimators)
+    pairs = zip(at_point.estimators, basis.operator.blocks, strict=False)
+    blocks = {estimator.place: block for estimator, block in pairs if awaits_basis(estimator)}
+    if not is_same or not all(isinstance(block, KroneckerBlock | EigenBlock) for block in blocks.values()):
+        raise ValueError(f"{caller()} got a `basis` of another model, or in other blocks.")
+    return eigenvectors(blocks)
+
+
+def _check_place(place: Place, num_samples: int) -> None:
+    check_num_samples(num_samples)
+    geometry_at(place)
+    check_mask(place.map.batch)
+
+
+def _checked(metric: BlockMetric, z: Output, place: Place, rules: BlockRules) -> BlockMetric:
+    """The metric, unless it is not what it is taken for."""
+    check_outputs_in(geometry_at(place), z, place.map.batch)
+    report = metric.report()
+    if report.fallbacks and rules.strict:
+        raise ValueError(
+            f"{caller()} with `strict=True` needs a structure for every parameter, but "
+            f"{report.describe_fallbacks()}. Choose a structure for them: `BlockRules(structures={{path: ...}})`."
+        )
+    report.warn_of_fallbacks()
+    _require_finite(metric)
+    return metric
+
+
+def _require_finite(metric: BlockMetric) -> None:
+    """Refuse factors that are not finite, where they are known."""
+    paths, operator = list(metric.report()), metric.operator
+    if not is_concrete(operator):
+        return
+    are_finite = np.asarray(_are_finite(operator.blocks))
+    bad = [paths[place.parts[0].leaf] for place, good in zip(operator.places, are_finite, strict=True) if not good]
+    if bad:
+        raise ValueError(
+            f"{caller()} needs finite numbers in every factor, but the factors of "
+            f"{', '.join(f'`{path}`' for path in bad)} are not. Look for NaN or infinity in "
+            "`params` and `x`, or for an overflow in the gradients."
+        )
+
+
+@compiled
+def _are_finite(blocks: Sequence[AbstractBlock]) -> Bool[Array, " blocks"]:
+    return jnp.stack([finite(block).holds for block in blocks])

@@ -83,13 +83,13 @@ class PullbackMetric(AbstractMetric):
         are_few = self.root_size <= FEW_COLUMNS * self.num_examples
         if not are_few or self.root_size * self.in_size() > MAX_ROW_ENTRIES or self._columns() is None:
             return AbstractMetric.as_matrix(self)
-        rows = self._root_rows()
+        rows = self.root_rows()
         return rows.T @ rows
 
-    def _root_rows(self):
+    def root_rows(self):
         columns = self._columns()
         if columns is None:
-            return AbstractMetric._root_rows(self)
+            return AbstractMetric.root_rows(self)
         return samples.rows(self._place, columns).astype(self._dtype) / math.sqrt(self.num_examples)
 
     def _sample(self, key):

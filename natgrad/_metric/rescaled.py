@@ -30,8 +30,8 @@ class RescaledMetric(AbstractDerivedMetric):
     def diagonal(self):
         return self.scaled(self.scaled(self.metric.diagonal()))
 
-    def _root_rows(self):
-        return self.metric._root_rows() * self._flat_scales()[None, :]
+    def root_rows(self):
+        return self.metric.root_rows() * self._flat_scales()[None, :]
 
     def _flat_scales(self) -> Float[Array, " P"]:
         return _tree.flatten(self.scaled(jax.tree.map(jnp.ones_like, self.metric._zeros())))[0]

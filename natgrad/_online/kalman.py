@@ -144,7 +144,7 @@ class OnlineNaturalGradient:
             return jnp.where(total > 0, count * mean.astype(w.dtype), 0.0)
 
         g = summed(_tree.flatten(gradient)[0], total)
-        rows = summed(metric_of([term_point])._root_rows(), jnp.sqrt(total))
+        rows = summed(metric_of([term_point]).root_rows(), jnp.sqrt(total))
 
         faded = self.structure.faded(state.precision, self.forget, self.process_noise)
         precision = self.structure.grown(faded, rows)

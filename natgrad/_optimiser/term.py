@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._check import caller, is_concrete, public
+from natgrad._check import as_number, caller, is_concrete, public
 from natgrad._model import num_examples, without_aux
 from natgrad._optimiser.objective import AbstractObjective, as_objective
 from natgrad._point.batch import Batch, Weights
@@ -55,7 +55,8 @@ class Term(eqx.Module):
             )
         self.model = _tree.as_callable(model)
         self.objective = as_objective(objective)
-        self.weight = weight
+        # A weight of one stays out of the program.
+        self.weight = 1.0 if isinstance(weight, int | float) and weight == 1 else as_number(weight)
         self.has_aux, self.check = has_aux, check
 
     @property

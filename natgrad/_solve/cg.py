@@ -7,6 +7,7 @@ import lineax as lx
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import number
 from natgrad._solve.base import AbstractSolver, DampedMetric, Flat
 from natgrad._vector import Vector, untyped
 
@@ -25,7 +26,7 @@ class CG(AbstractSolver):
 
     Stops at the first direction of negative or zero curvature and reports it."""
 
-    rtol: float = 1e-6
+    rtol: Any = number(1e-6)
     max_steps: int | None = None
     preconditioner: Any = None
     initial: PyTree = None

@@ -1,9 +1,12 @@
 """Direct solvers: Cholesky factors or eigenvalues of the whole matrix, division by the diagonal, inverses of blocks."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import lineax as lx
 
 from natgrad import _linalg, _tree
+from natgrad._check import number
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._solve.base import AbstractSolver, success_if
 
@@ -31,7 +34,7 @@ class PseudoInverse(AbstractSolver):
     machine epsilon, as in NumPy. The rank that was found is in `stats`. Without damping and outside the range of
     the metric, the residual is the part of the covector that no step can change."""
 
-    rtol: float | None = None
+    rtol: Any = number(None)
 
     def init(self, operator, options):
         return _linalg.eigh(operator.as_matrix())

@@ -33,8 +33,8 @@ from natgrad.experiment.spectrum import Spectrometer, SpectrumAt, cost_point, ev
 FEWEST = 64
 # Damping in units of the mean eigenvalue of the metric.
 DAMPINGS = 10.0 ** np.arange(-1, 7)
-# Solver for exact steps where both parameters and outputs are too many for a dense matrix.
-TRUNCATED = CG(rtol=1e-3, max_steps=100)
+# Limit of conjugate gradients, for exact steps where both parameters and outputs are too many for a dense matrix.
+MAX_STEPS = 100
 
 
 class Approximation(NamedTuple):
@@ -83,8 +83,8 @@ class Examination:
         rows = num_examples(problem, self.batch) * num_outputs(problem)
         is_small = min(rows, problem.num_params) <= DENSE
         others = {name: structure for name, structure in structures.items() if name != "exact"}
-        self.structures = {"exact": Exact() if is_small else Exact(solver=TRUNCATED)} | others
-        self.notes = {} if is_small else {"exact": f"At most {TRUNCATED.max_steps} steps of conjugate gradients."}
+        self.structures = {"exact": Exact() if is_small else Exact(solver=CG(rtol=1e-3, max_steps=MAX_STEPS))} | others
+        self.notes = {} if is_small else {"exact": f"At most {MAX_STEPS} steps of conjugate gradients."}
         self._report = GeometryReport([], [], [], [])
         self._steps: dict[str, Callable] = {}
         self._failures: dict[str, str] = {}

@@ -5,25 +5,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad import _tree
-from natgrad._block.base import AbstractBlock, AbstractEstimator
+from natgrad._block.base import AbstractBlock
 from natgrad._block.eigen import EigenBlock
-from natgrad._block.entries import BlockEntries
 from natgrad._block.factor import Factor
 from natgrad._block.kronecker import KroneckerBlock
 from natgrad._block.rules import BlockRules, check_blocks
 from natgrad._check import as_number, public
 from natgrad._metric.block_metric import BlockMetric
-from natgrad._metric.estimated_blocks import is_corrected, with_basis
+from natgrad._metric.estimated_blocks import BlockEstimate, joined, with_values
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
-from natgrad._optimiser.structure.factors import (
-    FactorEstimate,
-    block_damping,
-    join_terms,
-    measure,
-    with_values,
-)
+from natgrad._optimiser.structure.base import Direction, check_periods, over_live, where_due
+from natgrad._optimiser.structure.factored import AbstractFactoredStructure, block_damping
 from natgrad._types import Scalar
 
 
@@ -36,7 +29,7 @@ class EKFACState(NamedTuple):
     weight: Scalar
 
 
-class EKFAC(AbstractStructure):
+class EKFAC(AbstractFactoredStructure):
     r"""Eigenvalue-corrected Kronecker factors (see `ekfac`): eigenvectors of averaged factors, computed now and then,
     and in them the second moments of gradients, averaged over steps. Damping is that of the step.
 
@@ -69,28 +62,20 @@ class EKFAC(AbstractStructure):
         self.blocks = check_blocks(blocks)
         check_periods(self)
 
-    @property
-    def has_sites(self):
-        return True
-
-    @property
-    def uses_masks(self):
-        return True
-
     def init(self, points, key, damping):
-        factors = self._factors(self._measured(points, key))
+        factors = joined(self._estimates(points, key, is_corrected=True))
         metric = _decomposed(factors)
         return EKFACState(RunningAverage(self.decay).init(factors), metric, jnp.zeros(()))
 
     def update(self, state, points, key, schedule, is_good):
         def new():
-            measured = self._measured(points, key)
-            factors = self._factors(measured)
+            estimates = self._estimates(points, key, is_corrected=True)
+            factors = joined(estimates)
             is_new = is_good & jnp.isfinite(factors.trace())
             average = RunningAverage(self.decay).update(state.average, factors, is_good=is_new)
             start = lambda: (_decomposed(RunningAverage(self.decay)._value(average)), average.weight)
             metric, weight = where_due(schedule.is_due(self.refresh_every), start, (state.metric, state.weight))
-            return EKFACState(average, *self._corrected(metric, weight, measured, is_good))
+            return EKFACState(average, *self._corrected(metric, weight, estimates, is_good))
 
         return new() if self.update_every == 1 else where_due(schedule.is_due(self.update_every), new, state)
 
@@ -111,19 +96,13 @@ class EKFAC(AbstractStructure):
                 'eigenvectors. Use `shape="identity"`, or `KFAC`.'
             )
 
-    def inspect(self, state):
-        state.average.total.report().warn_of_fallbacks()
-
     def _corrected(
-        self, metric: BlockMetric, weight: Scalar, measured: list[FactorEstimate], is_good: Any
+        self, metric: BlockMetric, weight: Scalar, estimates: list[BlockEstimate], is_good: Any
     ) -> tuple[BlockMetric, Scalar]:
         """The metric with the second moments of this step, in its eigenvectors, among its values."""
-        basis = dict(zip(metric.operator.places, metric.operator.blocks, strict=True))
-        in_basis = [
-            FactorEstimate(factors.data, [_in_basis(estimator, basis) for estimator in factors.estimators])
-            for factors in measured
-        ]
-        fresh = join_terms(in_basis, [factors.blocks() for factors in in_basis])
+        by_place = zip(metric.operator.places, metric.operator.blocks, strict=True)
+        bases = {p: (block.input_basis, block.output_basis) for p, block in by_place if isinstance(block, EigenBlock)}
+        fresh = joined([of_term.with_bases(bases) for of_term in estimates])
         total = self.decay * weight + 1
         kept, part = self.decay * weight / total, 1 / total
         is_good = is_good & jnp.isfinite(fresh.trace())
@@ -133,23 +112,10 @@ class EKFAC(AbstractStructure):
         corrected = BlockMetric(metric.operator.replaced(blocks), metric.report(), metric.num_examples)
         return corrected, jnp.where(is_good, total, weight)
 
-    def _factors(self, measured: list[FactorEstimate]) -> BlockMetric:
-        return join_terms(measured, [factors.blocks() for factors in measured])
-
-    def _measured(self, points, key) -> list[FactorEstimate]:
-        return measure(points, key, self.blocks, self.num_samples, corrected=True)
-
 
 def _decomposed(metric: BlockMetric) -> BlockMetric:
     operator = metric.operator.function(lambda values: values)
     return BlockMetric(operator, metric.report(), metric.num_examples)
-
-
-def _in_basis(estimator: AbstractEstimator, basis: dict[BlockEntries, AbstractBlock]) -> AbstractEstimator:
-    block = basis.get(estimator.place)
-    if not is_corrected(estimator) or not isinstance(block, EigenBlock):
-        return estimator
-    return with_basis(estimator, block.input_basis, block.output_basis)
 
 
 def values_in(basis: AbstractBlock, block: Any) -> Array:

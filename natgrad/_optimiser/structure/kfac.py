@@ -13,11 +13,12 @@ from natgrad._block.base import AbstractBlock
 from natgrad._block.rules import BlockRules, check_blocks
 from natgrad._check import as_number, public
 from natgrad._metric.block_metric import BlockMetric, Blocks
+from natgrad._metric.estimated_blocks import joined
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_periods, over_live, where_due
-from natgrad._optimiser.structure.factors import block_damping, join_terms, measure
+from natgrad._optimiser.structure.base import Direction, check_periods, over_live, where_due
+from natgrad._optimiser.structure.factored import AbstractFactoredStructure, block_damping
 
 
 class KFACState(NamedTuple):
@@ -33,7 +34,7 @@ class KFACState(NamedTuple):
     is_stale: Bool[Array, " blocks"]
 
 
-class KFAC(AbstractStructure):
+class KFAC(AbstractFactoredStructure):
     r"""Kronecker factors (see `kfac`), averaged over steps, and inverted now and then.
 
     **Arguments:**
@@ -77,16 +78,8 @@ class KFAC(AbstractStructure):
         self.blocks = check_blocks(blocks)
         check_periods(self)
 
-    @property
-    def has_sites(self):
-        return True
-
-    @property
-    def uses_masks(self):
-        return True
-
     def init(self, points, key, damping):
-        metric = self._measured(points, key)
+        metric = joined(self._estimates(points, key))
         # An inverse by factors has the form of the metric.
         is_same = self._is_factored(damping)
         inverse = metric.operator if is_same else metric.operator.function(lambda values: values)
@@ -102,7 +95,7 @@ class KFAC(AbstractStructure):
 
     def update(self, state, points, key, schedule, is_good):
         def new() -> tuple[RunningState, ...]:
-            fresh = self._measured(points, key)
+            fresh = joined(self._estimates(points, key))
             traces = fresh.operator.traces()
             is_new = is_good & jnp.isfinite(fresh.operator.trace(traces))
             averaged = lambda average, new: RunningAverage(self.decay).update(average, new, is_good=is_new)
@@ -173,9 +166,6 @@ class KFAC(AbstractStructure):
                 'product. Use `shape="identity"`, or `Exact`.'
             )
 
-    def inspect(self, state):
-        state.average.total.report().warn_of_fallbacks()
-
     def _is_factored(self, damping: DampingMatrix) -> bool:
         return self.factored and not damping.is_zero
 
@@ -189,10 +179,6 @@ class KFAC(AbstractStructure):
         blocks = operator.function(lambda values: values).blocks
         is_finite = jnp.stack([jnp.all(jnp.isfinite(block.diagonal())) for block in blocks])
         return blocks, is_finite
-
-    def _measured(self, points, key) -> BlockMetric:
-        measured = measure(points, key, self.blocks, self.num_samples, corrected=False)
-        return join_terms(measured, [factors.blocks() for factors in measured])
 
     def _average(self, state: KFACState) -> BlockMetric:
         return RunningAverage(self.decay)._value(state.average)
