@@ -4,9 +4,9 @@ The net is 784-250-100-30-100-250-784 with tanh and a linear code, Haiku's initi
 test images of MNIST in one batch. The loss is the mean over images of the cross-entropy summed over pixels, plus
 1e-5/2 times the squared parameters; its floor, the entropy of the grey pixels, is 44.80. Single precision.
 
-`NaturalGradient` has its defaults but for `part`, the fraction of the batch on which the metric and the quadratic model
-are measured. Adam, SGD with momentum 0.9 and Adadelta are swept over the learning rates that are given, two to a
-decade, and the best at 500 steps is shown.
+`NaturalGradient` has its defaults but for `batch_fraction`, the fraction of the batch on which the metric and the
+quadratic model are measured. Adam, SGD with momentum 0.9 and Adadelta are swept over the learning rates that are
+given, two to a decade, and the best at 500 steps is shown.
 
 The cost of a step is the mean time of steps 20 to 40, refreshes of the inverses among them, over the median time of a
 step of gradient descent that also returns its loss, interleaved; "fixed" has constant step size, momentum and damping.
@@ -79,8 +79,9 @@ def loss(params, x):
     return jnp.mean(jnp.sum(jax.nn.softplus(z) - x * z, axis=-1)) + L2 / 2 * penalty
 
 
-def optimiser(part: float, **options: Any) -> ng.NaturalGradient:
-    return ng.NaturalGradient(model, ng.Bernoulli(), structure=ng.KFAC(part=part), penalty=ng.L2(L2), **options)
+def optimiser(batch_fraction: float, **options: Any) -> ng.NaturalGradient:
+    structure = ng.KFAC(batch_fraction=batch_fraction)
+    return ng.NaturalGradient(model, ng.Bernoulli(), structure, penalty=ng.L2(L2), **options)
 
 
 def run(advance: Callable[[float], None]) -> Table:

@@ -138,7 +138,7 @@ def test_weights_of_low_precision_are_summed_in_single_precision():
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("options", [dict(structure=ng.Diagonal(part=0.25)), dict(micro_batches=4)], ids=str)
+@pytest.mark.parametrize("options", [dict(structure=ng.Diagonal(batch_fraction=0.25)), dict(micro_batches=4)], ids=str)
 def test_a_part_without_weight_is_no_metric(options):
     """The examples of the first turn do not count, and those of the second do."""
     params, (x, y) = classifier_problem()
@@ -554,7 +554,7 @@ SCHEDULED = {
     "initial": lambda s: ng.LevenbergMarquardt(initial=s),
     "decay": lambda s: ng.Spring(s),
     "patience": lambda s: ng.CrossValidated(patience=s),
-    "part": lambda s: ng.KFAC(part=s),
+    "part": lambda s: ng.KFAC(batch_fraction=s),
     "scale": lambda s: ng.ConstantDamping(scale=s),
     "l2": lambda s: ng.L2(s),
     "first size": lambda s: ng.ArmijoLineSearch(initial=s),

@@ -170,8 +170,12 @@ CONSTRUCTORS = {
         "`sufficient` to be a number of at least 0 and below 1",
     ),
     "sizes": (lambda: ng.GridLineSearch(()), ValueError, "needs `sizes`, at least one number, but got \\(\\)"),
-    "part": (lambda: ng.KFAC(part=0.0), ValueError, "fraction of every batch.*above 0 and of at most 1, but got 0.0"),
-    "part of exact": (lambda: ng.Exact(part=2.0), ValueError, "above 0 and of at most 1, but got 2.0"),
+    "part": (
+        lambda: ng.KFAC(batch_fraction=0.0),
+        ValueError,
+        "fraction of every batch.*above 0 and of at most 1, but got 0.0",
+    ),
+    "part of exact": (lambda: ng.Exact(batch_fraction=2.0), ValueError, "above 0 and of at most 1, but got 2.0"),
     "solver": (lambda: ng.Exact(3), TypeError, "`Exact` needs a solver.*but got `int`"),
     "period": (lambda: ng.EKFAC(refresh_every=0), ValueError, "`refresh_every` to be a whole number of at least 1"),
     "decay": (

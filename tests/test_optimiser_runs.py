@@ -276,7 +276,7 @@ def test_examples_without_weight_hurt_nobody():
     losses = [float(one_step(o, params, padded)[2].loss) for o in (plain, pieces)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-12)
     half = ng.NaturalGradient(
-        classifier, ng.Categorical(), ng.KFAC(part=0.5), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1)
+        classifier, ng.Categorical(), ng.KFAC(batch_fraction=0.5), ng.ConstantDamping(0.1), step=ng.ConstantStep(0.1)
     )
     step, state = compiled_step(half), half.init(params, padded)
     moved, state, _ = step(params, state, (x, y, jnp.asarray([0.0, 1.0] * 6)))
@@ -562,7 +562,7 @@ w = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
 x = jnp.asarray(np.random.default_rng(1).normal(size=(16, 4)))
 y = jnp.arange(16) % 3
 model = lambda w, x: jnp.tanh(x) @ w
-opt = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(part=0.5))
+opt = ng.NaturalGradient(model, ng.Categorical(), ng.KFAC(batch_fraction=0.5))
 mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
 spread, same = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
 def run(batch, w, state):

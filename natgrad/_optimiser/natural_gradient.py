@@ -356,7 +356,7 @@ class NaturalGradient(eqx.Module):
         return State(steps, structure, damping, rule, guard, last, was_rejected)
 
     def _cost_point(self, cost: Cost, params: PyTree, turn: Array) -> CostPoint:
-        fraction = min(self.structure.part, 1 / self.micro_batches)
+        fraction = min(self.structure.batch_fraction, 1 / self.micro_batches)
         return cost.at(params, Pass(fraction, turn, self.structure.has_sites))
 
     def _partition(self, params: PyTree) -> tuple[PyTree, PyTree]:

@@ -43,7 +43,7 @@ class AbstractStructure(eqx.Module):
     """A way to represent the metric: from what a step measures on a fraction of its batches, to a solve."""
 
     # The fraction of every batch on which the metric is measured, other examples at every step.
-    part: eqx.AbstractVar[float]
+    batch_fraction: eqx.AbstractVar[float]
 
     @property
     def has_sites(self) -> bool:
@@ -107,13 +107,13 @@ def where_due(due: Any, new: Callable[[], PyTree], old: PyTree) -> PyTree:
     return jax.lax.cond(due, new, lambda: old)
 
 
-def check_part(structure: Any) -> None:
-    name = "`part`, the fraction of every batch to measure the metric on,"
-    check_number(structure.part, name, above=0, most=1)
+def check_batch_fraction(structure: Any) -> None:
+    name = "`batch_fraction`, the fraction of every batch to measure the metric on,"
+    check_number(structure.batch_fraction, name, above=0, most=1)
 
 
 def check_periods(structure: Any) -> None:
-    check_part(structure)
+    check_batch_fraction(structure)
     name = type(structure).__name__
     for period in ("refresh_every", "update_every", "num_samples"):
         value = getattr(structure, period, 1)

@@ -23,13 +23,13 @@ class Diagonal(AbstractStructure):
 
     - `decay`: of the running average.
     - `update_every`: how many steps apart it is measured.
-    - `part`: on which fraction of every batch; examples take turns.
+    - `batch_fraction`: on which fraction of every batch; examples take turns.
     - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
     """
 
     decay: Any = number(0.95)
     update_every: int = eqx.field(default=1, static=True)
-    part: float = eqx.field(default=1.0, static=True)
+    batch_fraction: float = eqx.field(default=1.0, static=True)
     num_samples: int = eqx.field(default=1, static=True)
 
     def __check_init__(self):

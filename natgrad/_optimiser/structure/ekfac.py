@@ -35,14 +35,14 @@ class EKFAC(AbstractFactoredStructure):
 
     **Arguments:**
 
-    - `decay`, `refresh_every`, `update_every`, `part`, `num_samples`, `blocks`: as for `KFAC`. Where the eigenvectors
-      are refreshed, second moments start from the eigenvalues of the factors.
+    - `decay`, `refresh_every`, `update_every`, `batch_fraction`, `num_samples`, `blocks`: as for `KFAC`. Where the
+      eigenvectors are refreshed, second moments start from the eigenvalues of the factors.
     """
 
     decay: Any
     refresh_every: int = eqx.field(static=True)
     update_every: int = eqx.field(static=True)
-    part: float = eqx.field(static=True)
+    batch_fraction: float = eqx.field(static=True)
     num_samples: int = eqx.field(static=True)
     blocks: BlockRules
 
@@ -53,12 +53,12 @@ class EKFAC(AbstractFactoredStructure):
         refresh_every: int = 10,
         *,
         update_every: int = 1,
-        part: float = 1.0,
+        batch_fraction: float = 1.0,
         num_samples: int = 1,
         blocks: BlockRules | None = None,
     ):
         self.decay, self.refresh_every, self.update_every = as_number(decay), refresh_every, update_every
-        self.part, self.num_samples = part, num_samples
+        self.batch_fraction, self.num_samples = batch_fraction, num_samples
         self.blocks = check_blocks(blocks)
         check_periods(self)
 

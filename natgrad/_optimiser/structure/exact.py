@@ -9,6 +9,7 @@ import optax
 from jaxtyping import PyTree
 
 from natgrad import _tree
+from natgrad._check import public
 from natgrad._metric.base import AbstractMetric, SumMetric
 from natgrad._metric.output import ExactOutputMetric
 from natgrad._metric.pullback import PullbackMetric
@@ -16,7 +17,7 @@ from natgrad._metric.rescaled import RescaledMetric
 from natgrad._optimiser.cost import TermPoint
 from natgrad._optimiser.damping import DampingMatrix
 from natgrad._optimiser.info import STEP_RESULTS
-from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_part, over_live
+from natgrad._optimiser.structure.base import AbstractStructure, Direction, check_batch_fraction, over_live
 from natgrad._solve.cg import CG
 from natgrad._solve.solve import Auto, solve
 from natgrad._types import Key, Scalar
@@ -35,14 +36,17 @@ class Exact(AbstractStructure):
 
     - `solver`: `CG()`, which starts from the last solution, `SampleSpace()`, `Cholesky()`, `PseudoInverse()`, or any
       solver of lineax; by default `Auto()`, which picks by sizes.
-    - `part`: on which fraction of every batch the metric is measured; examples take turns.
+    - `batch_fraction`: on which fraction of every batch the metric is measured; examples take turns.
     """
 
-    solver: Any = Auto()
-    part: float = 1.0
+    solver: lx.AbstractLinearSolver
+    batch_fraction: float = eqx.field(static=True)
 
-    def __check_init__(self):
-        check_part(self)
+    @public
+    def __init__(self, solver: lx.AbstractLinearSolver | None = None, *, batch_fraction: float = 1.0):
+        self.solver = Auto() if solver is None else solver
+        self.batch_fraction = batch_fraction
+        check_batch_fraction(self)
         if not isinstance(self.solver, lx.AbstractLinearSolver):
             raise TypeError(f"`Exact` needs a solver, such as `CG()`, but got `{type(self.solver).__name__}`.")
 
@@ -107,18 +111,21 @@ class InnerSolve(AbstractStructure):
 
     **Arguments:**
 
-    - `optimiser`: of optax, started anew for every step.
+    - `optimiser`: of optax, started anew for every step; by default `optax.adam(1e-2)`.
     - `num_steps`: of it, each for one tangent and one cotangent pass.
-    - `part`: on which fraction of every batch the linearised loss is measured; examples take turns. Its gradient at
-      $d = 0$ is that of the whole batch in any case.
+    - `batch_fraction`: on which fraction of every batch the linearised loss is measured; examples take turns. Its
+      gradient at $d = 0$ is the gradient of the whole batch in any case.
     """
 
-    optimiser: Any = optax.adam(1e-2)
-    num_steps: int = 20
-    part: float = 1.0
+    optimiser: Any
+    num_steps: int = eqx.field(static=True)
+    batch_fraction: float = eqx.field(static=True)
 
-    def __check_init__(self):
-        check_part(self)
+    @public
+    def __init__(self, optimiser: Any = None, num_steps: int = 20, *, batch_fraction: float = 1.0):
+        self.optimiser = optax.adam(1e-2) if optimiser is None else optimiser
+        self.num_steps, self.batch_fraction = num_steps, batch_fraction
+        check_batch_fraction(self)
         if not (callable(getattr(self.optimiser, "init", None)) and callable(getattr(self.optimiser, "update", None))):
             raise TypeError(
                 "`InnerSolve` needs an optimiser of optax, such as `optax.adam(1e-2)`, but got "

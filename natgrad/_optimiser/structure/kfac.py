@@ -43,7 +43,7 @@ class KFAC(AbstractFactoredStructure):
     - `refresh_every`: how many steps an inverse is used for. At the start it is computed more often, after 1, 2, 4 ...
       steps.
     - `update_every`: how many steps apart the factors are measured.
-    - `part`: on which fraction of every batch; examples take turns.
+    - `batch_fraction`: on which fraction of every batch; examples take turns.
     - `stagger`: whether to invert some blocks at every step instead of all at once, so that steps take equal time.
     - `factored`: whether damping is added to the factors, or to their product by way of eigenvectors, which is slower
       but follows the damping between refreshes. Without any damping it is always the latter.
@@ -54,7 +54,7 @@ class KFAC(AbstractFactoredStructure):
     decay: Any
     refresh_every: int = eqx.field(static=True)
     update_every: int = eqx.field(static=True)
-    part: float = eqx.field(static=True)
+    batch_fraction: float = eqx.field(static=True)
     stagger: bool = eqx.field(static=True)
     factored: bool = eqx.field(static=True)
     num_samples: int = eqx.field(static=True)
@@ -67,14 +67,15 @@ class KFAC(AbstractFactoredStructure):
         refresh_every: int = 10,
         *,
         update_every: int = 1,
-        part: float = 1.0,
+        batch_fraction: float = 1.0,
         stagger: bool = False,
         factored: bool = True,
         num_samples: int = 1,
         blocks: BlockRules | None = None,
     ):
         self.decay, self.refresh_every, self.update_every = as_number(decay), refresh_every, update_every
-        self.part, self.stagger, self.factored, self.num_samples = part, stagger, factored, num_samples
+        self.batch_fraction, self.num_samples = batch_fraction, num_samples
+        self.stagger, self.factored = stagger, factored
         self.blocks = check_blocks(blocks)
         check_periods(self)
 
