@@ -18,11 +18,11 @@ from natgrad._point.records import SiteRecords
 
 @dataclass(frozen=True, eq=False)
 class EigenvalueEstimator(AbstractEstimator):
-    r"""$S_{ij} = \frac1N\sum_n \big(Q_A^\top g_n Q_G\big)_{ij}^2$ with per-example gradients
+    r"""$S_{ij} = \frac1N\sum_n \big(Q_A^\top g_n Q_B\big)_{ij}^2$ with per-example gradients
     $g_n = \sum_t a_{nt} h_{nt}^\top$.
 
     With several positions $t$, gradients are formed in the basis, a few examples at a time; with one position,
-    $S = (a Q_A)^{2\top} (h Q_G)^2 / N$ needs none."""
+    $S = (a Q_A)^{2\top} (h Q_B)^2 / N$ needs none."""
 
     kronecker: KroneckerEstimator
     input_basis: Factor

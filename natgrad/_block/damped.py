@@ -56,9 +56,9 @@ def invert(
 ) -> BlockInverses:
     r"""The inverse of every damped block. `traces` of their matrices are computed if they are not given.
 
-    A product $A \otimes G$ is damped by its factors,
-    $(A + \pi\sqrt\lambda I) \otimes (G + \frac{\sqrt\lambda}{\pi} I)$ with $\pi^2$ the ratio of the mean eigenvalues of
-    $A$ and $G$ (blocks of zeros left out). This is more damping than $\lambda I$, but a Kronecker product again. If a
+    A product $A \otimes B$ is damped by its factors,
+    $(A + \pi\sqrt\lambda I) \otimes (B + \frac{\sqrt\lambda}{\pi} I)$ with $\pi^2$ the ratio of the mean eigenvalues of
+    $A$ and $B$ (blocks of zeros left out). This is more damping than $\lambda I$, but a Kronecker product again. If a
     factor is zero, the block is zero, and the damped block is $\lambda I$."""
     matrices = [block.matrices() for block in blocks]
     stacks = [stack for block_matrices in matrices for stack in block_matrices]

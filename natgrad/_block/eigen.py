@@ -11,7 +11,7 @@ from natgrad._block.stacks import without_rounding
 
 
 class EigenBlock(AbstractBlock):
-    r"""$(Q_A \otimes Q_G)\operatorname{diag}(S)(Q_A \otimes Q_G)^\top$ with orthogonal $Q_A$ and $Q_G$."""
+    r"""$(Q_A \otimes Q_B)\operatorname{diag}(S)(Q_A \otimes Q_B)^\top$ with orthogonal $Q_A$ and $Q_B$."""
 
     input_basis: Factor
     output_basis: Factor

@@ -1,4 +1,4 @@
-r"""K-FAC: blocks $A \otimes G$, where $A$ is the second moment of inputs and $G$ the second moment of cotangents.
+r"""K-FAC: blocks $A \otimes B$, where $A$ is the second moment of inputs and $B$ the second moment of cotangents.
 
 Array letters: `n` examples, `c` columns of cotangents of each, `g` groups, `t` positions, `d` inputs, `o` outputs.
 Positions of all uses of a weight stand one after the other along `t`."""
@@ -22,9 +22,10 @@ from natgrad._uses.parameter_uses import MatrixUse
 
 
 class KroneckerBlock(AbstractBlock):
-    r"""The Kronecker product $A \otimes G$ of two symmetric factors, which maps a matrix $V$ to $A V G$.
+    r"""The Kronecker product $A \otimes B$ of two symmetric factors, which maps a matrix $V$ to $A V B$. The field `G`
+    holds $B$, which the literature often calls $G$.
 
-    Its inverse is $A^{-1} \otimes G^{-1}$."""
+    Its inverse is $A^{-1} \otimes B^{-1}$."""
 
     A: Factor
     G: Factor

@@ -98,7 +98,7 @@ class Blocks(eqx.Module):
 
 
 def _product_traces(blocks: Sequence[AbstractBlock], traces: Float[Array, " matrices"]) -> Scalar:
-    r"""$\sum\operatorname{tr}A\,\operatorname{tr}G$ over products and their groups, from the traces of all matrices."""
+    r"""$\sum\operatorname{tr}A\,\operatorname{tr}B$ over products and their groups, from the traces of all matrices."""
     layout = damped.factor_index(blocks)
     sums = layout.summed(traces)
     # The first factors of products stand before the second.
@@ -137,7 +137,7 @@ class BlockMetric(AbstractMetric):
 
         - `damping`: $\lambda$. Zero gives the pseudo-inverse.
         - `factored`: whether to damp the factors of a Kronecker product instead of the product,
-          $(A + \pi\sqrt\lambda I) \otimes (G + \frac{\sqrt\lambda}\pi I)$, which needs no eigenvectors and is several
+          $(A + \pi\sqrt\lambda I) \otimes (B + \frac{\sqrt\lambda}\pi I)$, which needs no eigenvectors and is several
           times faster, but is the inverse of more than $G + \lambda I$.
         - `previous`: an inverse of the same model, whose blocks are kept where the new ones are not finite.
 

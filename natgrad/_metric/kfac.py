@@ -35,8 +35,8 @@ def kfac(
     has_aux: bool = False,
 ) -> BlockMetric:
     r"""The metric $\frac1N\sum_i J_i^\top G_z(z_i) J_i$ of `model(params, x)`, approximated by one Kronecker product
-    $A \otimes G$ for every weight and its bias (K-FAC): $A$ is the second moment of the weight's inputs, $G$ that of
-    the cotangents of its outputs.
+    $A \otimes B$ for every weight and its bias (K-FAC): $A$ is the second moment of the weight's inputs, $B$ the second
+    moment of the cotangents of its outputs.
 
     Weights are found by what the program does with them, whatever library wrote it, and every use is counted.
     Parameters that scale and shift units get a block of two for every unit, other small ones a dense block, both exact.
