@@ -110,9 +110,9 @@ def damped_by_factors(block, damping):
         count = jnp.sum((traces > 0).astype(F.dtype), axis=1) * F.shape[-1]
         return (jnp.sum(traces, axis=1) / count)[:, None, None, None]
 
-    ratio = jnp.sqrt(mean(block.A) / mean(block.G))
+    ratio = jnp.sqrt(mean(block.A) / mean(block.B))
     A = block.A + ratio * damping**0.5 * identity(block.A)
-    return KroneckerBlock(A, block.G + damping**0.5 / ratio * identity(block.G))
+    return KroneckerBlock(A, block.B + damping**0.5 / ratio * identity(block.B))
 
 
 def test_factored_damping_is_the_dense_inverse_of_the_damped_factors():

@@ -206,8 +206,8 @@ def test_undamped_steps_do_not_depend_on_affine_maps_of_units():
 def test_samples_are_unbiased_with_the_error_of_samples():
     params, x = {"w": normal(1, 3, 4), "b": normal(2, 4)}, normal(3, 2, 3)
     model = lambda params, x: affine(jnp.tanh(x), **params)
-    exact = np.asarray(metric(ng.kfac, model, SOFTMAX, params, x).operator.blocks[0].G)
-    sampled = lambda key, count: ng.kfac(model, SOFTMAX, params, x, key=key, num_samples=count).operator.blocks[0].G
+    exact = np.asarray(metric(ng.kfac, model, SOFTMAX, params, x).operator.blocks[0].B)
+    sampled = lambda key, count: ng.kfac(model, SOFTMAX, params, x, key=key, num_samples=count).operator.blocks[0].B
     keys = jax.random.split(jax.random.key(0), 12)
     errors = []
     for count in (100, 10_000):
@@ -276,7 +276,7 @@ def test_stacked_layers_are_layers():
     )
     for k, block in enumerate(L.operator.blocks):
         np.testing.assert_allclose(K.operator.blocks[0].A[k], block.A[0], rtol=1e-12)
-        np.testing.assert_allclose(K.operator.blocks[0].G[k], block.G[0], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(K.operator.blocks[0].B[k], block.B[0], rtol=1e-12, atol=1e-14)
 
 
 def test_parts_of_a_fused_weight_are_the_weights():
@@ -419,11 +419,11 @@ def test_the_same_in_every_library():
     found = {}
     for name, (model, params) in models.items():
         blocks = metric(ng.kfac, model, SOFTMAX, params, x, blocks=ng.BlockRules(strict=True)).operator.blocks
-        found[name] = sorted(blocks, key=lambda block: block.G.shape[-1])
+        found[name] = sorted(blocks, key=lambda block: block.B.shape[-1])
     for name, blocks in found.items():
         for mine, plain in zip(blocks, found["plain"], strict=True):
             np.testing.assert_allclose(mine.A, plain.A, rtol=1e-12, atol=1e-14, err_msg=name)
-            np.testing.assert_allclose(mine.G, plain.G, rtol=1e-12, atol=1e-14, err_msg=name)
+            np.testing.assert_allclose(mine.B, plain.B, rtol=1e-12, atol=1e-14, err_msg=name)
 
 
 def test_two_uses_are_twice_the_positions():
@@ -521,7 +521,7 @@ def test_padding_changes_nothing(sharing, function):
         for mine, theirs in zip(K.operator.blocks, unpadded.operator.blocks, strict=True):
             np.testing.assert_allclose(mine.A, theirs.A, rtol=1e-12)
             # Sums over positions, divided by examples: 10 positions in 3 examples.
-            np.testing.assert_allclose(mine.G, theirs.G * 10 / 3, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(mine.B, theirs.B * 10 / 3, rtol=1e-12, atol=1e-14)
 
 
 def test_masks_of_images_and_of_single_positions():
@@ -628,7 +628,7 @@ def test_oversized_factors_shrink_on_their_side_only():
     with pytest.warns(UserWarning, match="6 inputs are more than `max_factor=4`: diagonal"):
         K = metric(ng.kfac, model, SQUARES, params, x, blocks=ng.BlockRules(max_factor=4))
     np.testing.assert_allclose(K.operator.blocks[0].A[0, :, 0, 0], np.diagonal(whole.A[0, 0]), rtol=1e-12)
-    np.testing.assert_allclose(K.operator.blocks[0].G, whole.G, rtol=1e-12)
+    np.testing.assert_allclose(K.operator.blocks[0].B, whole.B, rtol=1e-12)
     with pytest.warns(UserWarning, match="blocks of 3"):
         K = metric(ng.kfac, model, SQUARES, params, x, blocks=ng.BlockRules(max_factor=4, oversized="blocked"))
     np.testing.assert_allclose(K.operator.blocks[0].A[0, 1], whole.A[0, 0, 3:, 3:], rtol=1e-12)

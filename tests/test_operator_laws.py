@@ -78,7 +78,7 @@ def test_inverses_of_damped_blocks(case):
     matrix = np.asarray(block.as_matrix())
     expected = matrix + 0.3 * np.eye(matrix.shape[-1])
     if isinstance(block, KroneckerBlock):
-        A, G = (np.asarray(jax.vmap(lambda b: jax.scipy.linalg.block_diag(*b))(F)) for F in (block.A, block.G))
+        A, G = (np.asarray(jax.vmap(lambda b: jax.scipy.linalg.block_diag(*b))(F)) for F in (block.A, block.B))
         ratio = np.sqrt(np.trace(A, axis1=1, axis2=2) / A.shape[-1] / (np.trace(G, axis1=1, axis2=2) / G.shape[-1]))
         added = [ratio[:, None, None] * np.sqrt(0.3) * np.eye(A.shape[-1])]
         added.append(np.sqrt(0.3) / ratio[:, None, None] * np.eye(G.shape[-1]))
@@ -95,11 +95,11 @@ def test_blocks_have_damping_of_their_own_and_padding_changes_nothing():
     blocks = [KroneckerBlock(factor(k, 2, a, a), factor(k + 9, 2, b, b)) for k, (a, b) in enumerate(sizes)]
     damping = jnp.array([0.1, 0.2, 0.3, 0.4])
     for block, own, inverse in zip(blocks, damping, jax.jit(damped.invert)(blocks, damping).blocks, strict=True):
-        A, G = (np.asarray(F[:, 0]) for F in (block.A, block.G))
+        A, G = (np.asarray(F[:, 0]) for F in (block.A, block.B))
         mean = lambda F: np.trace(F, axis1=1, axis2=2)[:, None, None] / F.shape[-1]
         ratio, root = np.sqrt(mean(A) / mean(G)), np.sqrt(own)
         np.testing.assert_allclose(inverse.A[:, 0], np.linalg.inv(A + ratio * root * np.eye(A.shape[-1])), rtol=1e-7)
-        np.testing.assert_allclose(inverse.G[:, 0], np.linalg.inv(G + root / ratio * np.eye(G.shape[-1])), rtol=1e-7)
+        np.testing.assert_allclose(inverse.B[:, 0], np.linalg.inv(G + root / ratio * np.eye(G.shape[-1])), rtol=1e-7)
 
 
 def test_a_zero_factor_leaves_the_damping_alone():

@@ -170,6 +170,11 @@ CONSTRUCTORS = {
         "`sufficient` to be a number of at least 0 and below 1",
     ),
     "sizes": (lambda: ng.GridLineSearch(()), ValueError, "needs `sizes`, at least one number, but got \\(\\)"),
+    "corrected eigenvalues": (
+        lambda: ng.KFAC(blocks=ng.BlockRules(structures={"params['w']": "eigenvalue-corrected"})),
+        ValueError,
+        "`KFAC` keeps no corrected eigenvalues, but `params\\['w'\\]` shall have them. Use `EKFAC`",
+    ),
     "part": (
         lambda: ng.KFAC(batch_fraction=0.0),
         ValueError,
@@ -336,3 +341,20 @@ def test_fallbacks_are_warned_of_when_a_run_begins():
     with pytest.warns(UserWarning, match="is diagonal"):
         state = opt.init(params, batch)
     assert opt.report(state)["params['w']"].is_fallback
+    strict = ng.KFAC(blocks=ng.BlockRules(strict=True))
+    with pytest.raises(ValueError, match="`NaturalGradient.init` with `strict=True` needs a structure for every"):
+        ng.NaturalGradient(lambda params, x: jnp.tanh(x @ (params["w"] * mask)), ng.LeastSquares(), strict).init(
+            params, batch
+        )
+
+
+def test_reports_tell_the_structure_that_steps_use():
+    params, batch = classifier_problem()
+    rules = ng.BlockRules(structures={"params['second']": "kronecker"})
+    structures = []
+    for structure in (ng.KFAC(), ng.EKFAC(), ng.EKFAC(blocks=rules)):
+        opt = ng.NaturalGradient(classifier, ng.Categorical(), structure)
+        report = opt.report(opt.init(params, batch))
+        structures.append([report[f"params['{layer}']['w']"].structure for layer in ("first", "second")])
+    kronecker, corrected = "kronecker", "eigenvalue-corrected"
+    assert structures == [[kronecker] * 2, [corrected] * 2, [corrected, kronecker]]

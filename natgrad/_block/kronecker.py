@@ -22,25 +22,25 @@ from natgrad._uses.parameter_uses import MatrixUse
 
 
 class KroneckerBlock(AbstractBlock):
-    r"""The Kronecker product $A \otimes B$ of two symmetric factors, which maps a matrix $V$ to $A V B$. The field `G`
-    holds $B$, which the literature often calls $G$.
+    r"""The Kronecker product $A \otimes B$ of two symmetric factors, which maps a matrix $V$ to $A V B$. The literature
+    often calls $B$ by the letter $G$.
 
     Its inverse is $A^{-1} \otimes B^{-1}$."""
 
     A: Factor
-    G: Factor
+    B: Factor
 
     def mv(self, v):
-        return factor.sandwich(self.A, v, self.G)
+        return factor.sandwich(self.A, v, self.B)
 
     def as_matrix(self):
-        return jax.vmap(jnp.kron)(factor.as_matrix(self.A), factor.as_matrix(self.G))
+        return jax.vmap(jnp.kron)(factor.as_matrix(self.A), factor.as_matrix(self.B))
 
     def diagonal(self):
-        return factor.diagonal(self.A)[:, :, None] * factor.diagonal(self.G)[:, None, :]
+        return factor.diagonal(self.A)[:, :, None] * factor.diagonal(self.B)[:, None, :]
 
     def matrices(self):
-        return [self.A, self.G]
+        return [self.A, self.B]
 
     def eigenvalues(self, eigen):
         inputs, outputs = map(factor.values, eigen)
@@ -57,7 +57,7 @@ class KroneckerBlock(AbstractBlock):
         return KroneckerBlock(*inverses)
 
     def with_unit_diagonal(self):
-        return KroneckerBlock(to_unit_diagonal(self.A), to_unit_diagonal(self.G))
+        return KroneckerBlock(to_unit_diagonal(self.A), to_unit_diagonal(self.B))
 
 
 # For the number of each site, whether some cotangent of a position is not zero.
@@ -118,10 +118,10 @@ class KroneckerEstimator(AbstractEstimator):
         )
 
     def block(self, inputs, cotangents):
-        A, G = inputs.upright, cotangents.moments.upright
+        A, B = inputs.upright, cotangents.moments.upright
         if inputs.swapped is None:
-            return KroneckerBlock(A, G)
-        return nearest([(A, G), (cotangents.moments.swapped, inputs.swapped)])
+            return KroneckerBlock(A, B)
+        return with_partial_traces([(A, B), (cotangents.moments.swapped, inputs.swapped)])
 
     @property
     def is_reduced(self) -> bool:
@@ -196,15 +196,15 @@ class KroneckerEstimator(AbstractEstimator):
         return budget.chunk(recording.num_examples, 8 * numbers_each)
 
 
-def nearest(terms: Sequence[tuple[Factor, Factor]]) -> KroneckerBlock:
-    r"""One product $U \otimes D$ with the partial traces of a sum of products $U_i \otimes D_i$:
-    $U \propto \sum_i \operatorname{tr}(D_i)\,U_i$ and $D \propto \sum_i \operatorname{tr}(U_i)\,D_i$."""
-    traces = [(factor.trace(U), factor.trace(D)) for U, D in terms]
-    total = _tree.sum_leaves([u * d for u, d in traces])
+def with_partial_traces(terms: Sequence[tuple[Factor, Factor]]) -> KroneckerBlock:
+    r"""The one product $A \otimes B$ with the partial traces of a sum of products $A_i \otimes B_i$:
+    $A \propto \sum_i \operatorname{tr}(B_i)\,A_i$ and $B \propto \sum_i \operatorname{tr}(A_i)\,B_i$."""
+    traces = [(factor.trace(A), factor.trace(B)) for A, B in terms]
+    total = _tree.sum_leaves([a * b for a, b in traces])
     root = jnp.sqrt(jnp.where(total > 0, total, 1.0))
-    U = [(d / root)[:, None, None, None] * U for (U, _), (_, d) in zip(terms, traces, strict=True)]
-    D = [(u / root)[:, None, None, None] * D for (_, D), (u, _) in zip(terms, traces, strict=True)]
-    return KroneckerBlock(_tree.sum_leaves(U), _tree.sum_leaves(D))
+    A = [(b / root)[:, None, None, None] * A for (A, _), (_, b) in zip(terms, traces, strict=True)]
+    B = [(a / root)[:, None, None, None] * B for (_, B), (a, _) in zip(terms, traces, strict=True)]
+    return KroneckerBlock(_tree.sum_leaves(A), _tree.sum_leaves(B))
 
 
 def _moment(x: Float[Array, "n g t d"], side: int) -> Factor:

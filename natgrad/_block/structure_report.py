@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from natgrad import _text
 from natgrad._block.base import AbstractBlock, AbstractEstimator
+from natgrad._block.rules import BlockRules
 from natgrad._check import caller
 from natgrad._program.trace import Program
 from natgrad._uses.parameter_uses import ParameterUses
@@ -53,11 +54,6 @@ class StructureReport(Mapping[str, BlockReport]):
     def describe_fallbacks(self) -> str:
         """The parameters that fell back to a coarser structure, and why."""
         return "; ".join(f"`{row.path}` is {row.structure} ({row.reason})" for row in self.fallbacks)
-
-    def warn_of_fallbacks(self) -> None:
-        """Warn about fallbacks, if there are any, at the line that called the library."""
-        if self.fallbacks:
-            _text.warn(f"{caller()}: {self.describe_fallbacks()}. `report()` has the details.")
 
     def __getitem__(self, path: str) -> BlockReport:
         return {row.path: row for row in self.rows}[path]
@@ -118,3 +114,15 @@ def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape without the axes of one group and of one block."""
     leading = [size for size in shape[:-2] if size != 1]
     return (*leading, *shape[-2:]) if leading or len(shape) > 1 else shape
+
+
+def check_fallbacks(report: StructureReport, rules: BlockRules) -> None:
+    """Raise an error if parameters fell back to a coarser structure and the rules are strict; otherwise warn of it."""
+    if not report.fallbacks:
+        return
+    if rules.strict:
+        raise ValueError(
+            f"{caller()} with `strict=True` needs a structure for every parameter, but "
+            f"{report.describe_fallbacks()}. Choose a structure for them: `BlockRules(structures={{path: ...}})`."
+        )
+    _text.warn(f"{caller()}: {report.describe_fallbacks()}. `report()` has the details.")

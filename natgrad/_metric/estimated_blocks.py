@@ -19,7 +19,7 @@ from natgrad._block.corrected import EigenvalueEstimator
 from natgrad._block.eigen import EigenBlock
 from natgrad._block.entries import BlockEntries
 from natgrad._block.factor import Factor
-from natgrad._block.kronecker import KroneckerBlock, KroneckerEstimator, nearest
+from natgrad._block.kronecker import KroneckerBlock, KroneckerEstimator, with_partial_traces
 from natgrad._block.masks import check_mask, mask_outputs
 from natgrad._block.rules import BlockRules
 from natgrad._block.structure_report import StructureReport, make_report
@@ -115,7 +115,7 @@ def eigenvectors(blocks: Mapping[BlockEntries, AbstractBlock]) -> Bases:
 
 
 def joined(estimates: Sequence[BlockEstimate]) -> BlockMetric:
-    """The metric of all terms. The sum of several Kronecker products is replaced by the nearest one."""
+    """The metric of all terms. A sum of Kronecker products is replaced by one product with the same partial traces."""
     blocks = [of_term.blocks() for of_term in estimates]
     metrics = [of_term.metric(its_blocks) for of_term, its_blocks in zip(estimates, blocks, strict=True)]
     if len(metrics) == 1:
@@ -165,7 +165,7 @@ def _check_cover(places: Mapping[BlockEntries, Any], metric: BlockMetric) -> Non
 
 def _sum(blocks: Sequence[AbstractBlock]) -> AbstractBlock:
     if len(blocks) > 1 and isinstance(blocks[0], KroneckerBlock):
-        return nearest([(block.A, block.G) for block in blocks if isinstance(block, KroneckerBlock)])
+        return with_partial_traces([(block.A, block.B) for block in blocks if isinstance(block, KroneckerBlock)])
     if isinstance(blocks[0], EigenBlock):
         return with_values(blocks[0], _tree.sum_leaves([block.values for block in blocks]))  # pyright: ignore
     return _tree.add(*blocks)

@@ -11,6 +11,7 @@ from natgrad._block.eigen import EigenBlock
 from natgrad._block.kronecker import KroneckerBlock
 from natgrad._block.masks import check_mask
 from natgrad._block.rules import BlockRules, check_blocks
+from natgrad._block.structure_report import check_fallbacks
 from natgrad._check import caller, is_concrete, public
 from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
@@ -54,8 +55,9 @@ def kfac(
     """
     place = locate(model, geometry, params, x, has_aux=has_aux)
     _check_place(place, num_samples)
-    metric, z = _kfac(place, key, num_samples, check_blocks(blocks))
-    return _checked(metric, z, place, check_blocks(blocks))
+    rules = check_blocks(blocks)
+    metric, z = _computed(place, key, num_samples, rules, False)
+    return _checked(metric, z, place, rules)
 
 
 @public
@@ -85,31 +87,27 @@ def ekfac(
     """
     place = locate(model, geometry, params, x, has_aux=has_aux)
     _check_place(place, num_samples)
-    metric, z = _ekfac(place, key, num_samples, check_blocks(blocks), basis)
-    return _checked(metric, z, place, check_blocks(blocks))
+    rules = check_blocks(blocks)
+    metric, z = _computed(place, key, num_samples, rules, True, basis)
+    return _checked(metric, z, place, rules)
 
 
 @compiled
-def _kfac(place: Place, key: Key | None, num_samples: int, rules: BlockRules) -> tuple[BlockMetric, Output]:
-    at_point = _estimate(place, key, num_samples, rules, is_corrected=False)
-    return joined([at_point]), at_point.point.z
-
-
-@compiled
-def _ekfac(
-    place: Place, key: Key | None, num_samples: int, rules: BlockRules, basis: BlockMetric | None
+def _computed(
+    place: Place,
+    key: Key | None,
+    num_samples: int,
+    rules: BlockRules,
+    is_corrected: bool,
+    basis: BlockMetric | None = None,
 ) -> tuple[BlockMetric, Output]:
-    at_point = _estimate(place, key, num_samples, rules, is_corrected=True)
-    bases = at_point.bases() if basis is None else _bases_of(basis, at_point)
-    return joined([at_point.with_bases(bases)]), at_point.point.z
-
-
-def _estimate(
-    place: Place, key: Key | None, num_samples: int, rules: BlockRules, *, is_corrected: bool
-) -> BlockEstimate:
     point = point_in(place)
     columns = point.refuse_coupled(point.columns(key, num_samples))
-    return estimate(point, columns, rules, is_corrected=is_corrected)
+    at_point = estimate(point, columns, rules, is_corrected=is_corrected)
+    # Also without `is_corrected`, for parameters whose structure the rules state.
+    if any(map(awaits_basis, at_point.estimators)):
+        at_point = at_point.with_bases(at_point.bases() if basis is None else _bases_of(basis, at_point))
+    return joined([at_point]), point.z
 
 
 def _bases_of(basis: BlockMetric, at_point: BlockEstimate) -> Bases:
@@ -133,13 +131,7 @@ def _check_place(place: Place, num_samples: int) -> None:
 def _checked(metric: BlockMetric, z: Output, place: Place, rules: BlockRules) -> BlockMetric:
     """The metric, unless it is not what it is taken for."""
     check_outputs_in(geometry_at(place), z, place.map.batch)
-    report = metric.report()
-    if report.fallbacks and rules.strict:
-        raise ValueError(
-            f"{caller()} with `strict=True` needs a structure for every parameter, but "
-            f"{report.describe_fallbacks()}. Choose a structure for them: `BlockRules(structures={{path: ...}})`."
-        )
-    report.warn_of_fallbacks()
+    check_fallbacks(metric.report(), rules)
     _require_finite(metric)
     return metric
 

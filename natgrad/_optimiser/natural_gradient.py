@@ -13,8 +13,6 @@ from jaxtyping import Array, Bool, PyTree
 from natgrad import _tree
 from natgrad._block.structure_report import StructureReport
 from natgrad._check import is_concrete, public
-from natgrad._metric.block_metric import BlockMetric
-from natgrad._metric.running import RunningState
 from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_mask_use, check_together, check_types, suitable_damping
 from natgrad._optimiser.cost import Cost, CostPoint, Pass, TermPoint, every_so_many, term_on_batch
@@ -185,13 +183,7 @@ class NaturalGradient(eqx.Module):
 
     def report(self, state: State) -> StructureReport:
         """The structure that every parameter got, for `KFAC` and `EKFAC`."""
-        average = getattr(state.structure, "average", None)
-        metric = average.total if isinstance(average, RunningState) else None
-        if not isinstance(metric, BlockMetric):
-            raise TypeError(
-                f"`{type(self.structure).__name__}` treats all parameters alike: there is nothing to report."
-            )
-        return metric.report()
+        return self.structure.report(state.structure)
 
     # Their points -----------------------------------------------------------------------------------------
 

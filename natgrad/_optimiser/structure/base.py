@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
+from natgrad._block.structure_report import StructureReport
 from natgrad._check import check_number
 from natgrad._optimiser.cost import TermPoint
 from natgrad._optimiser.damping import DampingMatrix
@@ -91,6 +92,11 @@ class AbstractStructure(eqx.Module):
 
     def inspect(self, state: PyTree) -> None:
         """Warn of what the shapes of a state reveal."""
+
+    def report(self, state: PyTree) -> StructureReport:
+        """The structure that every parameter got. Only of structures that treat parameters differently."""
+        del state
+        raise TypeError(f"`{type(self).__name__}` treats all parameters alike: there is nothing to report.")
 
     def check(self, damping: DampingMatrix) -> None:
         """Refuse damping that this structure has no use for."""

@@ -10,9 +10,10 @@ from natgrad._block.eigen import EigenBlock
 from natgrad._block.factor import Factor
 from natgrad._block.kronecker import KroneckerBlock
 from natgrad._block.rules import BlockRules, check_blocks
+from natgrad._block.structure_report import StructureReport
 from natgrad._check import as_number, public
 from natgrad._metric.block_metric import BlockMetric
-from natgrad._metric.estimated_blocks import BlockEstimate, joined, with_values
+from natgrad._metric.estimated_blocks import Bases, BlockEstimate, joined, with_values
 from natgrad._metric.running import RunningAverage, RunningState
 from natgrad._optimiser.info import STEP_RESULTS
 from natgrad._optimiser.structure.base import Direction, check_periods, over_live, where_due
@@ -63,8 +64,11 @@ class EKFAC(AbstractFactoredStructure):
         check_periods(self)
 
     def init(self, points, key, damping):
-        factors = joined(self._estimates(points, key, is_corrected=True))
-        metric = _decomposed(factors)
+        estimates = self._estimates(points, key, is_corrected=True)
+        factors = joined(estimates)
+        metric = _decomposed(factors, factors.report())
+        corrected = joined([of_term.with_bases(_bases(metric)) for of_term in estimates])
+        metric = _decomposed(factors, corrected.report())
         return EKFACState(RunningAverage(self.decay).init(factors), metric, jnp.zeros(()))
 
     def update(self, state, points, key, schedule, is_good):
@@ -73,7 +77,10 @@ class EKFAC(AbstractFactoredStructure):
             factors = joined(estimates)
             is_new = is_good & jnp.isfinite(factors.trace())
             average = RunningAverage(self.decay).update(state.average, factors, is_good=is_new)
-            start = lambda: (_decomposed(RunningAverage(self.decay)._value(average)), average.weight)
+
+            def start() -> tuple[BlockMetric, Scalar]:
+                return _decomposed(RunningAverage(self.decay)._value(average), state.metric.report()), average.weight
+
             metric, weight = where_due(schedule.is_due(self.refresh_every), start, (state.metric, state.weight))
             return EKFACState(average, *self._corrected(metric, weight, estimates, is_good))
 
@@ -89,6 +96,9 @@ class EKFAC(AbstractFactoredStructure):
         inverse = operator.replaced([block.inverted([], per_block[k]) for k, block in enumerate(operator.blocks)])
         return Direction(inverse.mv(covector), STEP_RESULTS.successful, jnp.array(0)), state
 
+    def report(self, state):
+        return state.metric.report()
+
     def check(self, damping):
         if damping.is_relative:
             raise ValueError(
@@ -100,9 +110,7 @@ class EKFAC(AbstractFactoredStructure):
         self, metric: BlockMetric, weight: Scalar, estimates: list[BlockEstimate], is_good: Any
     ) -> tuple[BlockMetric, Scalar]:
         """The metric with the second moments of this step, in its eigenvectors, among its values."""
-        by_place = zip(metric.operator.places, metric.operator.blocks, strict=True)
-        bases = {p: (block.input_basis, block.output_basis) for p, block in by_place if isinstance(block, EigenBlock)}
-        fresh = joined([of_term.with_bases(bases) for of_term in estimates])
+        fresh = joined([of_term.with_bases(_bases(metric)) for of_term in estimates])
         total = self.decay * weight + 1
         kept, part = self.decay * weight / total, 1 / total
         is_good = is_good & jnp.isfinite(fresh.trace())
@@ -113,9 +121,14 @@ class EKFAC(AbstractFactoredStructure):
         return corrected, jnp.where(is_good, total, weight)
 
 
-def _decomposed(metric: BlockMetric) -> BlockMetric:
-    operator = metric.operator.function(lambda values: values)
-    return BlockMetric(operator, metric.report(), metric.num_examples)
+def _decomposed(factors: BlockMetric, report: StructureReport) -> BlockMetric:
+    """The metric of the factors, by eigenvectors and eigenvalues."""
+    return BlockMetric(factors.operator.function(lambda values: values), report, factors.num_examples)
+
+
+def _bases(metric: BlockMetric) -> Bases:
+    pairs = zip(metric.operator.places, metric.operator.blocks, strict=True)
+    return {place: (block.input_basis, block.output_basis) for place, block in pairs if isinstance(block, EigenBlock)}
 
 
 def values_in(basis: AbstractBlock, block: Any) -> Array:
@@ -123,8 +136,8 @@ def values_in(basis: AbstractBlock, block: Any) -> Array:
     if not isinstance(basis, EigenBlock) or isinstance(block, EigenBlock):
         return block.values
     if isinstance(block, KroneckerBlock):
-        A, G = _rotated(basis.input_basis, block.A), _rotated(basis.output_basis, block.G)
-        return A[:, :, None] * G[:, None, :]
+        A, B = _rotated(basis.input_basis, block.A), _rotated(basis.output_basis, block.B)
+        return A[:, :, None] * B[:, None, :]
     return _rotated(basis.input_basis, block.matrix[:, None])[:, :, None]
 
 

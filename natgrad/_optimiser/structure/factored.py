@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad._block.rules import BlockRules
+from natgrad._block.structure_report import check_fallbacks
 from natgrad._check import caller
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.estimated_blocks import BlockEstimate, estimate
@@ -31,7 +32,7 @@ class AbstractFactoredStructure(AbstractStructure):
         return True
 
     def inspect(self, state):
-        state.average.total.report().warn_of_fallbacks()
+        check_fallbacks(self.report(state), self.blocks)
 
     def _estimates(
         self, points: Sequence[TermPoint], key: Key | None, *, is_corrected: bool = False

@@ -11,7 +11,7 @@ from natgrad import _tree
 from natgrad._block import damped
 from natgrad._block.base import AbstractBlock
 from natgrad._block.rules import BlockRules, check_blocks
-from natgrad._check import as_number, public
+from natgrad._check import as_number, caller, public
 from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._metric.estimated_blocks import joined
 from natgrad._metric.running import RunningAverage, RunningState
@@ -77,6 +77,12 @@ class KFAC(AbstractFactoredStructure):
         self.batch_fraction, self.num_samples = batch_fraction, num_samples
         self.stagger, self.factored = stagger, factored
         self.blocks = check_blocks(blocks)
+        corrected = [path for path, structure in self.blocks.structures if structure == "eigenvalue-corrected"]
+        if corrected:
+            raise ValueError(
+                f"{caller()} keeps no corrected eigenvalues, but {', '.join(f'`{path}`' for path in corrected)} shall "
+                'have them. Use `EKFAC`, with `BlockRules(structures={path: "kronecker"})` for other parameters.'
+            )
         check_periods(self)
 
     def init(self, points, key, damping):
@@ -154,6 +160,9 @@ class KFAC(AbstractFactoredStructure):
 
     def diagonal(self, state, points):
         return self._average(state).diagonal()
+
+    def report(self, state):
+        return state.average.total.report()
 
     def check(self, damping):
         if damping.is_relative and self.stagger:
