@@ -78,7 +78,7 @@ class Terms(eqx.Module):
         self.terms = terms
 
 
-def as_terms(problem: Any, objective: Any, has_aux: bool = False) -> dict[str | None, Term]:
+def as_terms(problem: Any, objective: Any) -> dict[str | None, Term]:
     """The terms of a problem, or a model with its objective as the only one."""
     if isinstance(problem, Term | Terms):
         if objective is not None:
@@ -86,17 +86,13 @@ def as_terms(problem: Any, objective: Any, has_aux: bool = False) -> dict[str | 
                 f"{caller()} got `{type(problem).__name__}`, which has objectives of its own, and an `objective`. "
                 "Leave that out."
             )
-        if has_aux:
-            raise ValueError(
-                "`has_aux=True` is for a model; with `Terms`, pass it to each term: `Term(..., has_aux=True)`."
-            )
         return {None: problem} if isinstance(problem, Term) else {**problem.terms}
     if objective is None:
         raise TypeError(
             f"{caller()} needs an `objective` for its model: an exponential family, `LeastSquares()`, or "
             "`Objective(loss, geometry)`."
         )
-    return {None: Term(problem, objective, has_aux=has_aux)}
+    return {None: Term(problem, objective)}
 
 
 def batches_of(terms: Mapping[str | None, Term], data: Any) -> Iterator[tuple[Term, Batch]]:
