@@ -16,8 +16,9 @@ from natgrad._point.batch import Batch, Weights
 
 
 class Term(eqx.Module):
-    r"""One term of a problem: the mean over its batch of `objective` at `model(params, x)`, times `weight`. Its metric
-    is that of the model, times the same weight.
+    r"""One term of a cost: the mean of `objective` at `model(params, x)` over its batch, times `weight`.
+
+    Its metric is the metric of the model, times the same weight.
 
     **Arguments:**
 
@@ -67,7 +68,22 @@ class Term(eqx.Module):
 class Terms(eqx.Module):
     """A problem that is a sum of terms, each with a batch of its own: `Terms(interior=Term(...), boundary=...)`.
 
-    Batches are then a mapping from the names of the terms."""
+    Batches are then a mapping from the names of the terms.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    model = lambda w, x: x @ w
+    terms = ng.Terms(data=ng.Term(model, ng.LeastSquares()), edge=ng.Term(model, ng.LeastSquares(), weight=4.0))
+    opt = ng.NaturalGradient(terms)
+    x, w = jnp.array([[1.0], [2.0]]), jnp.zeros((1, 1))
+    batch = {"data": (x, 3 * x), "edge": (jnp.ones((1, 1)), jnp.ones((1, 1)))}
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(info.loss, 11.25 + 4 * 0.5)
+    ```
+    """
 
     terms: dict[str, Term]
 

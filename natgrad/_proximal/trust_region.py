@@ -43,6 +43,15 @@ def trust_region_step(
     - `radius`: $r > 0$, in the units of the dissimilarity.
     - `solver`: a least-squares solver of optimistix, by default Levenberg-Marquardt.
     - `max_steps`: of the inner iteration, by default 1000.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    problem = ng.ProximalProblem(lambda w: jnp.sum(w), ng.Euclidean())
+    step = ng.trust_region_step(problem, jnp.zeros(2), radius=1.0)
+    assert jnp.allclose(step.value, -1.0, atol=1e-3) and jnp.allclose(step.divergence, 1.0, atol=1e-3)
+    ```
     """
     problem.check(w)
     around = Neighbourhood(problem, w)
