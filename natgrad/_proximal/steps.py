@@ -47,6 +47,10 @@ class Neighbourhood(NamedTuple):
         step = self.problem.space.tangent(_tree.flatten(wide)[1](change))
         return unflatten(flat.astype(change.dtype) + _tree.flatten(step)[0])
 
+    def distance(self, u: PyTree) -> Scalar:
+        r"""$\rho(u, w)$, in the precision of changes."""
+        return self.problem.space.dissimilarity(u, self.w).astype(self.start.dtype)
+
     def guard(self, function: Callable[[PyTree], Scalar]) -> Callable[[Array], Scalar]:
         """`function` as a function of the change, infinite outside the domain, where it is not evaluated."""
 
