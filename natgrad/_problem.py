@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from natgrad import _tree
 from natgrad._check import caller, public
 from natgrad._family.categorical import Categorical, MinimalCategorical
 from natgrad._model import check_outputs, check_params
@@ -141,7 +142,7 @@ class Problem(eqx.Module):
     @staticmethod
     def taken(data: Any, rows: Any) -> Any:
         """The examples with the indices `rows`; all of them if `rows` is `None`."""
-        return data if rows is None else jax.tree.map(lambda leaf: leaf[rows], data)
+        return data if rows is None else _tree.take(data, rows)
 
     @compilable
     @public

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _linalg, _tree
@@ -93,7 +92,7 @@ def moved(
     """The coordinates `start - c` and whether they are those of a distribution; those at the start if not."""
     end = _tree.subtract(start, c)
     is_inside = are_met([all_finite(end), *domain(end)])
-    return jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), end, start), is_inside
+    return _tree.where(is_inside, end, start), is_inside
 
 
 class DualFisher(AbstractGeometry):

@@ -218,7 +218,7 @@ def _block_diagonal(blocks: Float[Array, "N n n"], outputs: Output) -> Float[Arr
         return jnp.broadcast_to(column, leaf.shape)
 
     example = _tree.flatten(jax.tree.map(numbers, outputs))[0].astype(int)
-    flat, unflatten = _tree.flatten(jax.tree.map(lambda leaf: leaf[0], outputs))
+    flat, unflatten = _tree.flatten(_tree.take(outputs, 0))
     places = unflatten(jnp.arange(flat.size, dtype=flat.dtype))
     repeated = jax.tree.map(lambda place, leaf: jnp.broadcast_to(place[None], leaf.shape), places, outputs)
     entry = _tree.flatten(repeated)[0].astype(int)

@@ -175,7 +175,7 @@ class OnlineNaturalGradient:
         is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0) & cost_point.is_valid()
 
         def accept(new: PyTree, old: PyTree) -> PyTree:
-            return jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, old)
+            return _tree.where(is_good, new, old)
 
         after = accept(OnlineGradientState(state.examples + total, precision), state)
         info = OnlineInfo(loss, is_good, Quantity.of(-(change @ g) / 2, w.dtype, is_good))

@@ -82,7 +82,7 @@ class OnlineMaximumLikelihood(eqx.Module):
     def init(self, x: Observation) -> OnlineState:
         """The state before the first example, for observations with the shapes of `x`."""
         shapes = jax.eval_shape(self._checked_statistics, x)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        zeros = _tree.zeros(shapes)
         return OnlineState(jnp.array(0), zeros, zeros)
 
     @public

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
+from natgrad import _tree
 from natgrad._check import check_number, number, public
 from natgrad._optimiser.momentum import Flat
 from natgrad._optimiser.step.base import Expansion, Proposal, dot
@@ -184,7 +185,7 @@ class NoGuard(AbstractGuard):
 
     def conclude(self, state, trial):
         is_accepted = trial.soundness.is_usable & trial.proposal.is_accepted
-        w, last = jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), trial.next, trial.now)
+        w, last = _tree.where(is_accepted, trial.next, trial.now)
         return Conclusion(w, last, is_accepted, jnp.array(False), state)
 
 
@@ -262,7 +263,7 @@ class Rollback(AbstractGuard):
         choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
         w, last = jax.tree.map(choose, trial.next, state.before, trial.now)
         is_new = is_accepted | (expansion.steps == 0)
-        before = jax.tree.map(lambda now, old: jnp.where(is_new, now, old), trial.now, state.before)
+        before = _tree.where(is_new, trial.now, state.before)
         # A step that is accepted may yet be taken back by the next.
         unless_back = jnp.where(trial.was_rejected, state.rejections, 0)
         rejections = jnp.where(is_accepted, unless_back, state.rejections + 1)

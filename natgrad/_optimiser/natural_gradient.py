@@ -336,7 +336,7 @@ class NaturalGradient(eqx.Module):
         new = State(
             steps=state.steps + 1,
             structure=solved.structure,
-            damping=jax.tree.map(lambda new, old: jnp.where(is_told, new, old), damping, state.damping),
+            damping=_tree.where(is_told, damping, state.damping),
             rule=jax.tree.map(remembered, proposal.memory, self.rule.rejected(state.rule), state.rule),
             guard=conclusion.state,
             last=conclusion.last,

@@ -222,7 +222,7 @@ def per_example(
     refuse_weights(point.map.batch, "Cotangents carry their weights themselves, and what the gradients are used for")
     has_data = point.map.batch.x is not None
     if callable(cotangents):
-        cotangents = cotangents(point.z if has_data else jax.tree.map(lambda z: z[0], point.z))
+        cotangents = cotangents(point.z if has_data else _tree.take(point.z, 0))
     is_stacked = check_cotangents(cotangents, point.z, has_data)
     return point.per_example(point.refuse_coupled(cotangents), is_stacked=is_stacked)
 

@@ -107,7 +107,7 @@ class PerExample(eqx.Module):
             if not parameter.uses or not count:
                 return jnp.zeros((count, self._shape[1], *leaf.shape), _tree.wide(leaf))
             block = rows_of(recording, parameter)
-            return stacked(block.expand, jax.tree.map(lambda x: x[examples], block.data), block.chunk(self.budget))
+            return stacked(block.expand, _tree.take(block.data, examples), block.chunk(self.budget))
 
         return self._unflatten([self._by_cotangent(of(parameter)) for parameter in self.parameters])
 

@@ -225,7 +225,7 @@ class Point(eqx.Module):
         def sums(columns: Output) -> PyTree:
             # One column at a time keeps what rematerialisation saves.
             is_single = jax.tree.leaves(columns)[0].shape[0] == 1
-            columns = jax.tree.map(lambda s: s[0], columns) if is_single else columns
+            columns = _tree.take(columns, 0) if is_single else columns
             return self.per_example(columns, is_stacked=not is_single).power_sum(power)
 
         return summed(sums, columns, self.column_chunk(columns))

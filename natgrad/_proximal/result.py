@@ -97,7 +97,7 @@ def conclude(
     is_finite = jnp.all(jnp.stack(numbers))
 
     def or_start(is_good: Bool[Array, ""], point: PyTree) -> PyTree:
-        return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), point, w)
+        return _tree.where(is_good, point, w)
 
     value = or_start(is_finite, value)
     is_inside = problem.space.contains(value)
@@ -160,7 +160,7 @@ def within_domain(problem: ProximalProblem, w: PyTree, candidate: Any) -> Candid
     # derivative.
     start = problem.strength / 2, w, jnp.array(False)
     (strength, point, is_inside), _ = jax.lax.scan(double, start, length=60)
-    point = jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), point, w)
+    point = _tree.where(is_inside, point, w)
     results: Any = PROXIMAL_RESULTS
     result = results.where(strength > problem.strength, results.shortened, results.successful)
     return Candidate(point, strength, results.where(is_inside, result, results.left_domain))

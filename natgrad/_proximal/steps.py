@@ -57,7 +57,7 @@ class Neighbourhood(NamedTuple):
         def guarded(change: Float[Array, " P"]) -> Scalar:
             u = self.point(change)
             is_inside = self.problem.space.contains(u)
-            safe = jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), u, self.w)
+            safe = _tree.where(is_inside, u, self.w)
             return jnp.where(is_inside, function(safe), jnp.inf).astype(change.dtype)
 
         return guarded

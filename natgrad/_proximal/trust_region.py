@@ -130,7 +130,7 @@ def _proximal_start(around: Neighbourhood, radius: Scalar, natural: tuple[Array,
 
     change, mu, ratio = jax.lax.fori_loop(0, 8, adjust_strength, (*natural, jnp.zeros_like(radius)))
     is_close = (ratio > 0.5) & (ratio < 2) & jnp.isfinite(mu)
-    return jax.tree.map(lambda new, old: jnp.where(is_close, new, old), (change, mu), natural)
+    return _tree.where(is_close, (change, mu), natural)
 
 
 def _natural_step_within(around: Neighbourhood, radius: Scalar) -> tuple[Array, Scalar]:
