@@ -50,7 +50,17 @@ def _method_name(instance: Any, method: str) -> str:
 
 
 class Requirement(NamedTuple):
-    """A condition on values, with the words that explain its failure."""
+    """A condition on values, with the words that explain its failure.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    rate = jnp.array(-1.0)
+    requirement = ng.Requirement(rate > 0, "a rate above 0", "Take the exponential of the output.")
+    assert not requirement.holds
+    ```
+    """
 
     holds: Bool[Array, ""]
     needs: str

@@ -34,7 +34,16 @@ class AbstractConstraint(eqx.Module):
 
 
 class Simplex(AbstractConstraint):
-    """Probability vectors along the last axis, with every entry at least `margin` (default 1e-6)."""
+    """Probability vectors along the last axis, with every entry at least `margin` (default 1e-6).
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    simplex = ng.Simplex(margin=0.0)
+    assert jnp.allclose(simplex.project(jnp.array([1.5, 0.5])), jnp.array([1.0, 0.0]), atol=1e-6)
+    ```
+    """
 
     margin: float = 1e-6
 
@@ -63,7 +72,16 @@ class Simplex(AbstractConstraint):
 
 
 class PositiveDefinite(AbstractConstraint):
-    """Symmetric matrices with every eigenvalue at least `margin` (default 1e-6)."""
+    """Symmetric matrices with every eigenvalue at least `margin` (default 1e-6).
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    matrices = ng.PositiveDefinite(margin=0.1)
+    assert jnp.allclose(matrices.project(jnp.diag(jnp.array([2.0, -1.0]))), jnp.diag(jnp.array([2.0, 0.1])))
+    ```
+    """
 
     margin: float = 1e-6
 
@@ -104,21 +122,51 @@ class AbstractRule(eqx.Module):
 
 
 class BackProjection(AbstractRule):
-    """Take the step, then move to the nearest allowed point."""
+    """Take the step, then move to the nearest allowed point.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    simplex, p, step = ng.Simplex(0.1), jnp.array([0.5, 0.5]), jnp.array([0.7, -0.7])
+    moved = ng.constrained_step(simplex, p, step, rule=ng.BackProjection())
+    assert moved.was_outside and jnp.allclose(moved.value, jnp.array([0.9, 0.1]))
+    ```
+    """
 
     def apply(self, constraint, w, step):
         return constraint.project(w + step), jnp.ones((), w.dtype)
 
 
 class Clipping(AbstractRule):
-    """Take the step, then set coordinates (or eigenvalues) that are out of range to the nearest allowed value."""
+    """Take the step, then set coordinates (or eigenvalues) that are out of range to the nearest allowed value.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    matrices, step = ng.PositiveDefinite(0.1), jnp.diag(jnp.array([-2.0, -0.2]))
+    moved = ng.constrained_step(matrices, jnp.eye(2), step, rule=ng.Clipping())
+    assert jnp.allclose(moved.value, jnp.diag(jnp.array([0.1, 0.8])))
+    ```
+    """
 
     def apply(self, constraint, w, step):
         return constraint.clip(w + step), jnp.ones((), w.dtype)
 
 
 class Backtracking(AbstractRule):
-    """Halve the step until it stays inside; take no step after `max_halvings` (default 30)."""
+    """Halve the step until it stays inside; take no step after `max_halvings` (default 30).
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    simplex, p, step = ng.Simplex(), jnp.array([0.5, 0.5]), jnp.array([0.6, -0.6])
+    moved = ng.constrained_step(simplex, p, step, rule=ng.Backtracking())
+    assert moved.fraction == 0.5 and jnp.allclose(moved.value, jnp.array([0.8, 0.2]))
+    ```
+    """
 
     max_halvings: int = 30
 
@@ -140,7 +188,17 @@ class Penalty(AbstractRule):
     r"""Stop before the boundary, where a barrier outweighs the progress along the step.
 
     Of `num_candidates` (default 30) fractions $t = 1, \frac12, \frac14, \dots$ the one with the least
-    $\text{strength}\cdot(b(w + t d) - b(w)) - t$, where $b$ is the barrier of the set; `strength` is 0.1 by default."""
+    $\text{strength}\cdot(b(w + t d) - b(w)) - t$, where $b$ is the barrier of the set; `strength` is 0.1 by default.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    simplex, p, step = ng.Simplex(), jnp.array([0.5, 0.5]), jnp.array([0.6, -0.6])
+    moved = ng.constrained_step(simplex, p, step, rule=ng.Penalty())
+    assert moved.fraction < 1 and jnp.all(moved.value > 0)
+    ```
+    """
 
     strength: float = 0.1
     num_candidates: int = 30

@@ -4,17 +4,20 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from natgrad import _tree
 from natgrad._check import caller, public
 from natgrad._family.categorical import Categorical, MinimalCategorical
 from natgrad._model import check_outputs, check_params
 from natgrad._optimiser.cost import Cost, term_on_batch
+from natgrad._optimiser.method import compilable
 from natgrad._optimiser.objective import LeastSquares, Likelihood
-from natgrad._optimiser.term import Terms, as_terms, batches_of
+from natgrad._optimiser.term import Term, Terms, as_terms, batches_of
 from natgrad._types import Scalar
 
 # How many training examples, evenly spaced, the training loss is computed on.
@@ -30,12 +33,16 @@ class Score(NamedTuple):
     metrics: dict[str, Any]
 
 
-class Problem:
+class Problem(eqx.Module):
     """A model, its objective, initial parameters and data, for the command line to train and to compare.
+
+    A problem is immutable, and a tree whose leaves are its arrays and functions: pass it to a function compiled by
+    `equinox.filter_jit`, or compile one of its methods, `jax.jit(problem.loss)`.
 
     **Arguments:**
 
-    - `model`: `model(params, x) -> z`; or `Terms`, with `objective=None`.
+    - `model`: `model(params, x) -> z`; or a `Term` or `Terms`, with `objective=None`. A model that returns `(z, aux)`
+      is `Term(model, objective, has_aux=True)`; `aux` is ignored.
     - `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`.
     - `params`: a tree of floating-point arrays.
     - `data`: `(x, y)` or `(x, y, weights)` with the examples along the leading axis; with `Terms`, a mapping from the
@@ -45,8 +52,7 @@ class Problem:
     - `metrics`: a mapping from names to functions `metric(z, y)` of all outputs and targets that return one number. By
       default the accuracy for labels and the explained variance for `LeastSquares`.
     - `steps`: number of steps of a run, unless the command line says otherwise; default 500.
-    - `has_aux`: whether the model returns `(z, aux)`, of which `aux` is ignored; default `False`.
-    - `name`, `about`: name and description for reports.
+    - `name`, `about`: name and description for reports; default `"problem"` and none.
 
     ```python
     import jax.numpy as jnp
@@ -54,9 +60,23 @@ class Problem:
 
     x = jnp.linspace(-1.0, 1.0, 20)[:, None]
     problem = ng.Problem(lambda w, x: x @ w, ng.LeastSquares(), jnp.zeros((1, 1)), (x, 3 * x), batch_size=5)
-    problem.loss(problem.params, problem.batch(0))
+    assert problem.batches_an_epoch == 4
+    assert problem.loss(jnp.full((1, 1), 3.0), problem.batch(0)) == 0
     ```
     """
+
+    model: Any
+    objective: Any
+    params: PyTree
+    data: Any
+    batch_size: int | None = eqx.field(static=True)
+    held_out: Any
+    metrics: dict[str, Callable]
+    steps: int = eqx.field(static=True)
+    name: str = eqx.field(static=True)
+    about: str = eqx.field(static=True)
+    # Counted once, since counting looks at all targets, and every step asks for it.
+    num_examples: int = eqx.field(static=True)
 
     @public
     def __init__(
@@ -70,12 +90,10 @@ class Problem:
         held_out: Any = None,
         metrics: Mapping[str, Callable] | None = None,
         steps: Any = 500,
-        has_aux: bool = False,
         name: str = "problem",
         about: str = "",
     ):
-        self.model, self.objective, self.has_aux = model, objective, has_aux
-        self.terms = as_terms(model, objective, has_aux)
+        self.model, self.objective = model, objective
         self.steps, self.name, self.about = steps, name, about
         _check_whole("steps", steps)
         if batch_size is not None:
@@ -86,6 +104,11 @@ class Problem:
         self.batch_size = None if batch_size is None or batch_size >= self.num_examples else batch_size
         self.metrics = dict(self._default_metrics() if metrics is None else metrics)
         self._check()
+
+    @property
+    def terms(self) -> dict[str | None, Term]:
+        """The terms of the cost by name; the only term of a problem without `Terms` has the name `None`."""
+        return as_terms(self.model, self.objective)
 
     @property
     def num_params(self) -> int:
@@ -119,8 +142,9 @@ class Problem:
     @staticmethod
     def taken(data: Any, rows: Any) -> Any:
         """The examples with the indices `rows`; all of them if `rows` is `None`."""
-        return data if rows is None else jax.tree.map(lambda leaf: leaf[rows], data)
+        return data if rows is None else _tree.take(data, rows)
 
+    @compilable
     @public
     def loss(self, params: PyTree, data: Any) -> Scalar:
         """The mean loss over some data; with `Terms`, the weighted sum over the terms."""
@@ -132,6 +156,7 @@ class Problem:
             return self.data
         return self.taken(self.data, np.linspace(0, self.num_examples - 1, SHOWN).astype(np.int32))
 
+    @compilable
     @public
     def score(self, params: PyTree, shown: Any, held_out: Any) -> Score:
         """Losses on two sets of data, `held_out` may be `None`, and metrics on the latter or else on the former."""

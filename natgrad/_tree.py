@@ -40,6 +40,21 @@ def add(*trees: PyTree) -> PyTree:
     return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *trees)
 
 
+def where(condition: Any, new: PyTree, old: PyTree) -> PyTree:
+    """The leaves of `new` where the condition holds, else the leaves of `old`."""
+    return jax.tree.map(functools.partial(jnp.where, condition), new, old)
+
+
+def take(tree: PyTree, index: Any) -> PyTree:
+    """An index or a slice of the leading axis of every leaf."""
+    return jax.tree.map(operator.itemgetter(index), tree)
+
+
+def zeros(struct: PyTree) -> PyTree:
+    """Zeros with the shapes and dtypes of a tree (or its structure)."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), struct)
+
+
 def cast_like(x: PyTree, like: PyTree) -> PyTree:
     """Cast every leaf of `x` to the dtype of the matching leaf of `like`."""
     return jax.tree.map(lambda leaf, like_leaf: leaf.astype(like_leaf.dtype), x, like)

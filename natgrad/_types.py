@@ -31,7 +31,17 @@ Key: TypeAlias = PRNGKeyArray | Array
 
 
 class Estimate(eqx.Module):
-    """A random estimate and, entry by entry, the standard error of its mean."""
+    """A random estimate and, entry by entry, the standard error of its mean.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    estimate = ng.trace_estimate(ng.hessian(lambda w: w[0] * w[1], jnp.zeros(2)), jax.random.key(0), num_samples=50)
+    assert jnp.abs(estimate.value) <= 4 * estimate.standard_error  # the trace is zero
+    ```
+    """
 
     value: PyTree
     standard_error: PyTree

@@ -53,7 +53,16 @@ class _Tangent(eqx.Module):
 
 
 class Vector(_Tangent):
-    """A direction to move in: a tangent vector of the parameters. Maps push it forward."""
+    """A direction to move in: a tangent vector of the parameters. Maps push it forward.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    step = -0.1 * ng.Vector({"w": jnp.ones(2)})
+    assert jnp.allclose(step.displace({"w": jnp.zeros(2)})["w"], -0.1)
+    ```
+    """
 
     def displace(self, params: PyTree, step: Scalar | float = 1.0) -> PyTree:
         """The parameters moved along this vector."""
@@ -61,7 +70,17 @@ class Vector(_Tangent):
 
 
 class Covector(_Tangent):
-    """A linear function of directions, such as a gradient. Maps pull it back."""
+    """A linear function of directions, such as a gradient. Maps pull it back.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    slope = ng.Covector(jax.grad(lambda w: w @ w)(jnp.array([1.0, 2.0])))
+    assert jnp.allclose(slope(ng.Vector(jnp.array([0.0, 1.0]))), 4.0)  # the change of the cost in a direction
+    ```
+    """
 
     def __call__(self, vector: Any) -> Scalar:
         """The pairing with a vector: for a gradient, the rate of change of the cost along it."""

@@ -22,6 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 import natgrad as ng
+from natgrad import _tree
 from natgrad._check import caller, public
 
 # Draws from which expectations are estimated.
@@ -132,7 +133,7 @@ def _of_family(family: ng.AbstractFamily, *at: PyTree) -> Iterator[Law]:
         xs = jax.vmap(lambda key: family.sample(here, key))(keys)
         log_prob = lambda x: family.log_prob(here, x)
         of_natural = jax.vmap(lambda x: jax.grad(lambda v: family.log_prob(unravel(v), x))(v))
-        few = jax.tree.map(lambda leaf: leaf[:8], xs)
+        few = _tree.take(xs, slice(None, 8))
         return {
             "moments": _flat(xi),
             "gradient": jax.grad(lambda v: family.log_partition(unravel(v)))(v),
@@ -155,7 +156,7 @@ def _of_family(family: ng.AbstractFamily, *at: PyTree) -> Iterator[Law]:
 
 @_laws.register
 def _of_metric(metric: ng.AbstractMetric, *at: PyTree) -> Iterator[Law]:
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), metric.in_structure())
+    zeros = _tree.zeros(metric.in_structure())
     vector, unravel = ravel_pytree(zeros)
     directions = jnp.stack([jnp.cos(k + jnp.arange(vector.size, dtype=vector.dtype)) for k in (1.0, 2.0)])
     product = lambda v: _flat(metric.mv(unravel(v)))

@@ -5,6 +5,7 @@ import math
 import re
 import time
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ from natgrad.experiment.compare import Comparison, MethodRuns, TrialBudget, comp
 from natgrad.experiment.document import document
 from natgrad.experiment.examination import Examination
 from natgrad.experiment.methods import METHODS, FirstOrder
-from natgrad.experiment.run import Reading, Run
+from natgrad.experiment.run import CompiledMethod, Reading, Run
 
 pytestmark = pytest.mark.users_defaults
 
@@ -104,6 +105,28 @@ def test_batches_of_terms_cannot_be_cut():
     terms = ng.Terms(one=ng.Term(model, ng.Categorical()), two=ng.Term(model, ng.Categorical()))
     with pytest.raises(ValueError, match="^`Problem` cannot split the data of `Terms`"):
         ng.Problem(terms, None, own.params, {"one": own.data, "two": own.data}, batch_size=5)
+
+
+def test_problems_are_immutable_trees_whose_methods_compile():
+    problem = classes()
+    with pytest.raises(AttributeError):
+        problem.steps = 3
+    loss = problem.loss(problem.params, problem.data)
+    np.testing.assert_allclose(jax.jit(problem.loss)(problem.params, problem.data), loss, rtol=1e-6)
+    scaled = eqx.tree_at(lambda problem: problem.params["out"], problem, 0 * problem.params["out"])
+    uniform = eqx.filter_jit(lambda problem: problem.loss(problem.params, problem.data))(scaled)
+    np.testing.assert_allclose(uniform, np.log(3), rtol=1e-6)
+
+
+def test_what_a_model_returns_besides_its_outputs_is_ignored():
+    own = classes()
+    term = ng.Term(lambda params, x: (model(params, x), {"inputs": x}), ng.Categorical(), has_aux=True)
+    problem = ng.Problem(term, None, own.params, own.data)
+    assert problem.score(own.params, own.data, None) == own.score(own.params, own.data, None)
+    code = METHODS["kfac"].code(problem, {}).format(steps=1, seed=0)
+    names = {"problem": problem, "ng": ng, "jax": jax}
+    exec(code, names)
+    np.testing.assert_array_equal(names["info"].aux["inputs"], own.data[0])
 
 
 # Geometry ------------------------------------------------------------------------------------------------------------
@@ -205,6 +228,28 @@ def test_recommended_code_does_what_was_measured(comparison):
         exec(written.replace(problem_code, ""), names)
         loss = comparison.problem.loss(names["params"], comparison.problem.data)
         np.testing.assert_allclose(loss, each.run.curve[-1].loss, rtol=1e-6)
+
+
+def test_other_numbers_of_an_optimiser_compile_nothing():
+    traces = []
+
+    def counted(params, x):
+        traces.append(x.shape)
+        return model(params, x)
+
+    own = classes()
+    problem = ng.Problem(counted, ng.Categorical(), own.params, own.data)
+    method = METHODS["kfac"]
+    program = CompiledMethod.compile(method, problem, seed=0)
+    for decay in (0.9, 0.5):
+        run = Run(program, {}, problem, seed=0)
+        opt = eqx.tree_at(lambda opt: opt.damping.decay, method.optimiser(problem), jnp.asarray(decay))
+        run.numbers = eqx.filter(opt, eqx.is_array)
+        traces.clear()
+        first, *_, last = (run.advance().damping for _ in range(opt.damping.every + 1))
+        assert not traces
+        # Steps on all data are predicted well, so that damping decays.
+        np.testing.assert_allclose(last / first, decay**opt.damping.every, rtol=1e-5)
 
 
 def test_an_interruption_leaves_runs_equally_far():

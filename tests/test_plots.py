@@ -7,8 +7,16 @@ import pytest
 
 import natgrad as ng
 from natgrad import plots
-from natgrad.plots import _bregman, _contours, _function_space, _gaussians, _matrices, _overparametrised, _pullback
-from natgrad.plots import _rosenbrock as bowl
+from natgrad.plots import (
+    _bregman_gap,
+    _contours,
+    _function_space,
+    _gaussians,
+    _matrices,
+    _overparametrised,
+    _push_and_pull,
+)
+from natgrad.plots import _rosenbrock_descent as bowl
 
 pytestmark = pytest.mark.users_defaults
 
@@ -66,9 +74,9 @@ def test_gaussians():
 def test_distance_as_functions_and_the_gap_of_bregman():
     gaps, distance = _function_space.gaps()
     np.testing.assert_allclose(distance, np.mean(gaps**2) / 2, rtol=1e-9)
-    to, at = jnp.array(_bregman.TO), jnp.array(_bregman.AT)
-    np.testing.assert_allclose(_bregman.gap(), _bregman.phi(to) - _bregman.tangent(to), rtol=1e-9)
-    np.testing.assert_allclose(_bregman.tangent(at), _bregman.phi(at), rtol=1e-12)
+    to, at = jnp.array(_bregman_gap.TO), jnp.array(_bregman_gap.AT)
+    np.testing.assert_allclose(_bregman_gap.gap(), _bregman_gap.phi(to) - _bregman_gap.tangent(to), rtol=1e-9)
+    np.testing.assert_allclose(_bregman_gap.tangent(at), _bregman_gap.phi(at), rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -83,7 +91,7 @@ def test_when_the_matrices_coincide():
 
 
 def test_vectors_covectors_and_metrics():
-    found = _pullback.objects()
+    found = _push_and_pull.objects()
     np.testing.assert_allclose(found["covector"] @ found["pushed"], found["pulled"] @ found["vector"], rtol=1e-12)
     np.testing.assert_allclose(found["metric"], found["jacobian"].T @ found["jacobian"], rtol=1e-12)
     np.testing.assert_allclose(found["pushed"], found["jacobian"] @ found["vector"], rtol=1e-12)

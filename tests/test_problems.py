@@ -22,7 +22,7 @@ import natgrad as ng
 from natgrad._problem import Problem
 from natgrad.problems import PROBLEMS, data, from_file
 from natgrad.problems._mlp import column_scaling, split_examples
-from natgrad.problems._poisson import exact, grid, laplacian, poisson_pde, residual
+from natgrad.problems._poisson_pde import exact, grid, laplacian, poisson_pde, residual
 from natgrad.problems._readers import idx_array, read_csv
 
 pytestmark = pytest.mark.users_defaults

@@ -21,7 +21,17 @@ class BlockReport(NamedTuple):
     - `numbers`, `bytes`: the size of the factors. A bias in the block of a weight has none; they count for the weight.
     - `shares`: the path of the weight whose block the parameter shares; empty if it shares none.
     - `reason`: why it has no better structure; empty if it has the best.
-    - `is_fallback`: whether the structure is a fallback, for which `strict=True` raises an error."""
+    - `is_fallback`: whether the structure is a fallback, for which `strict=True` raises an error.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.kfac(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros((3, 2)), jnp.ones((5, 3)))
+    (block,) = metric.report().rows
+    assert block.structure == "kronecker" and block.factors == ((3, 3), (2, 2))
+    ```
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -37,7 +47,17 @@ class BlockReport(NamedTuple):
 
 @dataclass(frozen=True)
 class StructureReport(Mapping[str, BlockReport]):
-    """The structure of every parameter, by its path; `print` shows a table."""
+    """The structure of every parameter, by its path; `print` shows a table.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.kfac(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros((3, 2)), jnp.ones((5, 3)))
+    report = metric.report()
+    assert report.numbers == 13 and not report.fallbacks
+    ```
+    """
 
     rows: tuple[BlockReport, ...]
 

@@ -28,6 +28,42 @@ class AbstractFamily(eqx.Module):
 
     To write a family, state the private methods marked abstract; everything else follows by
     differentiation. Replace a default only where a closed form is faster or stabler.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+
+    class Rayleigh(ng.AbstractFamily):
+        # The length of a Gaussian vector in the plane.
+
+        @property
+        def _event_shapes(self):
+            return ((),)
+
+        def _log_partition(self, eta):
+            return -jnp.sum(jnp.log(-2 * eta))
+
+        def _statistics(self, x):
+            return x**2
+
+        def _draw(self, eta, key):
+            return jnp.sqrt(jax.random.exponential(key, eta.shape, eta.dtype) / -eta)
+
+        def _natural_domain(self, eta):
+            return [ng.Requirement(jnp.all(eta < 0), "negative numbers", "Pass `-1 / (2 * scale**2)`.")]
+
+        def _moment_domain(self, xi):
+            return [ng.Requirement(jnp.all(xi > 0), "mean squares above 0", "Average over more data.")]
+
+        def _support(self, x):
+            return [ng.Requirement(jnp.all(x > 0), "lengths above 0", "Drop the zeros.")]
+
+
+    assert jnp.allclose(Rayleigh().to_moments(jnp.array(-0.5)), 2.0)
+    assert jnp.allclose(Rayleigh().fisher(jnp.array(-0.5)), 4.0)
+    ```
     """
 
     # What dtype an observation has: `float` for anything countable or real, `int` for labels.

@@ -11,7 +11,17 @@ class Bernoulli(AbstractFamily):
     r"""A yes-or-no outcome: $\eta = \log\frac{p}{1-p}$, $t(x) = x$, $\log Z = \log(1 + e^\eta)$.
 
     `log_prob` is linear in $x$ and takes targets anywhere in $[0, 1]$, which gives the cross-entropy used for
-    grey images and soft labels."""
+    grey images and soft labels.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Bernoulli()
+    assert jnp.allclose(family.to_moments(jnp.array(0.0)), 0.5)
+    assert jnp.allclose(family.log_prob(jnp.array(0.0), jnp.array(1)), jnp.log(0.5))
+    ```
+    """
 
     @property
     def _event_shapes(self):

@@ -10,13 +10,26 @@ from natgrad._family.special import measure_kl
 
 
 class Categorical(AbstractFamily):
-    r"""One of $K$ classes, with one logit a class: $t(x)$ is the one-hot row and
-    $\log Z = \log\sum_k e^{\eta_k}$.
+    r"""One of $K$ classes, with one logit a class.
+
+    $t(x)$ is the one-hot row and $\log Z = \log\sum_k e^{\eta_k}$.
 
     Not minimal: adding a constant to all logits changes nothing, so the Fisher matrix
     $\operatorname{diag}(p) - p p^\top$ annihilates the all-ones vector and `to_natural` returns log
     probabilities, one choice among the equivalent ones. Data are integer labels. The number of classes is read from the
-    logits; only `sufficient_statistics` and `maximum_likelihood` need it stated."""
+    logits; only `sufficient_statistics` and `maximum_likelihood` need it stated.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Categorical()
+    logits = jnp.array([0.0, 0.0, jnp.log(2.0)])
+    assert jnp.allclose(family.to_moments(logits), jnp.array([0.25, 0.25, 0.5]))
+    assert jnp.allclose(family.log_prob(logits, jnp.array(2)), jnp.log(0.5))
+    assert jnp.allclose(family.fisher(logits) @ jnp.ones(3), 0, atol=1e-6)
+    ```
+    """
 
     num_classes: int | None = eqx.field(default=None, static=True)
 
@@ -94,7 +107,18 @@ class Categorical(AbstractFamily):
 class MinimalCategorical(AbstractFamily):
     r"""One of $K$ classes in minimal form: $K - 1$ log odds against the last class, whose logit is 0.
 
-    The same distributions as `Categorical`, with an invertible Fisher matrix."""
+    The same distributions as `Categorical`, with an invertible Fisher matrix.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.MinimalCategorical(3)
+    log_odds = jnp.zeros(2)
+    assert jnp.allclose(family.to_moments(log_odds), 1 / 3)
+    assert jnp.allclose(family.log_prob(log_odds, jnp.array(2)), jnp.log(1 / 3))
+    ```
+    """
 
     num_classes: int | None = eqx.field(default=None, static=True)
 

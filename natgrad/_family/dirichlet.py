@@ -53,9 +53,20 @@ class AbstractLogFamily(AbstractFamily):
 
 
 class Dirichlet(AbstractLogFamily):
-    r"""A probability vector $x$ over $K$ classes: $\eta = \alpha$, $t(x) = \log x$,
-    $\log Z = \sum_k\log\Gamma(\alpha_k) - \log\Gamma(\sum_k\alpha_k)$, base measure $\prod_k 1/x_k$ (so that the
-    parameter is $\alpha$ and not $\alpha - 1$)."""
+    r"""A probability vector $x$ over $K$ classes, with the parameters $\eta = \alpha$.
+
+    $t(x) = \log x$, $\log Z = \sum_k\log\Gamma(\alpha_k) - \log\Gamma(\sum_k\alpha_k)$, base measure $\prod_k 1/x_k$
+    (so that the parameter is $\alpha$ and not $\alpha - 1$).
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Dirichlet()
+    uniform = jnp.ones(3)
+    assert jnp.allclose(jnp.exp(family.log_prob(uniform, jnp.array([0.2, 0.3, 0.5]))), 2.0)  # the simplex has area 1/2
+    ```
+    """
 
     @property
     def observation_ndim(self):
@@ -87,9 +98,20 @@ def draw_log_simplex(alpha, key):
 
 
 class Beta(AbstractLogFamily):
-    r"""A probability $x$: $\eta = (\alpha, \beta)$ along the last axis, $t(x) = (\log x, \log(1 - x))$,
-    $\log Z = \log B(\alpha, \beta)$, base measure $1/(x(1-x))$ (so that the parameters are $\alpha$ and $\beta$
-    themselves). The Dirichlet family of two classes, with a number for data."""
+    r"""A probability $x$, with the parameters $\eta = (\alpha, \beta)$ along the last axis.
+
+    $t(x) = (\log x, \log(1 - x))$, $\log Z = \log B(\alpha, \beta)$, base measure $1/(x(1-x))$ (so that the parameters
+    are $\alpha$ and $\beta$ themselves). The Dirichlet family of two classes, with a number for data.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Beta()
+    eta = jnp.array([2.0, 1.0])
+    assert jnp.allclose(jnp.exp(family.log_prob(eta, jnp.array(0.5))), 1.0)  # the density is 2x
+    ```
+    """
 
     @property
     def _event_shapes(self):

@@ -21,8 +21,9 @@ def expectation_gradient(
     num_samples: int = 100,
     pathwise: bool | None = None,
 ) -> Estimate:
-    r"""The natural gradient $F^{-1}\nabla_\eta\,\mathbb{E}_{p_\eta}f(x)$ from samples, with its standard error: the
-    ordinary gradient in the moments, so there is no Fisher matrix and nothing to solve.
+    r"""The natural gradient $F^{-1}\nabla_\eta\,\mathbb{E}_{p_\eta}f(x)$ from samples, with its standard error.
+
+    It is the ordinary gradient in the moments, so there is no Fisher matrix and nothing to solve.
 
     To lower $\mathbb{E}f$, follow it downhill in $\eta$. In variational inference $f = -\log p(x, \text{data})$; less
     the entropy, whose natural gradient is $-\eta$ (if the base measure is constant), a step is
@@ -36,6 +37,16 @@ def expectation_gradient(
     - `pathwise`: whether to differentiate $f$ along samples that move with the moments, which has little variance and
       needs continuous observations and a smooth $f$; or to use the score, which needs neither:
       $\mathbb{E}[(f - \bar f)(t - \xi)]$, pulled to the moments. By default the first where the family allows it.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    # The mean of x is the moment, so its gradient in the moments is one.
+    slope = ng.expectation_gradient(ng.GaussianMean(1.0), lambda x: x, jnp.array(0.5), jax.random.key(0))
+    assert jnp.allclose(slope.value, 1.0)
+    ```
     """
     if not isinstance(num_samples, int) or num_samples < 2:
         raise ValueError(f"{caller()} needs `num_samples` of at least 2, but got {num_samples}.")

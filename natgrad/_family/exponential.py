@@ -6,7 +6,17 @@ from natgrad._family.base import AbstractFamily
 
 
 class Exponential(AbstractFamily):
-    r"""A waiting time with rate $\lambda$: $\eta = -\lambda$, $t(x) = x$, $\log Z = -\log(-\eta)$."""
+    r"""A waiting time with rate $\lambda$: $\eta = -\lambda$, $t(x) = x$, $\log Z = -\log(-\eta)$.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Exponential()
+    assert jnp.allclose(family.to_moments(jnp.array(-2.0)), 0.5)  # the mean waiting time at rate 2
+    assert jnp.allclose(family.maximum_likelihood(jnp.array([1.0, 3.0])), -0.5)
+    ```
+    """
 
     @property
     def moves_samples(self):

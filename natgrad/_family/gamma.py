@@ -16,11 +16,22 @@ from natgrad._family.special import (
 
 
 class Gamma(AbstractFamily):
-    r"""A positive number with shape $\alpha$ and rate $\beta$: $\eta = (\alpha, -\beta)$ along the last axis,
+    r"""A positive number with shape $\alpha$ and rate $\beta$: $\eta = (\alpha, -\beta)$ along the last axis.
+
     $t(x) = (\log x, x)$, $\log Z = \log\Gamma(\alpha) - \alpha\log\beta$, base measure $1/x$.
 
     With the base measure $1/x$ the first parameter is $\alpha$ and not $\alpha - 1$, which would lose small shapes
-    to rounding."""
+    to rounding.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Gamma()
+    mean_of_log, mean = family.to_moments(jnp.array([3.0, -2.0]))
+    assert jnp.allclose(mean, 1.5)  # shape 3 over rate 2
+    ```
+    """
 
     @property
     def moves_samples(self):

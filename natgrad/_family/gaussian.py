@@ -11,12 +11,25 @@ from natgrad._types import Natural
 
 
 class Gaussian(AbstractFamily):
-    r"""A Gaussian of dimension `dim` in information form: $\eta = (h, \Lambda)$ with $\Lambda = \Sigma^{-1}$ and
-    $h = \Lambda\mu$; $t(x) = (x, -\frac12 x x^\top)$;
-    $\log Z = \frac12 h^\top\Lambda^{-1}h - \frac12\log|\Lambda| + \frac d2\log 2\pi$.
+    r"""A Gaussian of dimension `dim` in information form: $\eta = (\Lambda\mu, \Lambda)$ with $\Lambda = \Sigma^{-1}$.
+
+    With $h = \Lambda\mu$: $t(x) = (x, -\frac12 x x^\top)$ and $\log Z = \frac12 h^\top\Lambda^{-1}h -
+    \frac12\log|\Lambda| + \frac d2\log 2\pi$.
 
     The moments are $(\mu, -\frac12(\Sigma + \mu\mu^\top))$; `from_mean` and `to_mean` convert to the mean and
-    covariance. The matrix is symmetric, stored whole and paired by the trace inner product."""
+    covariance. The matrix is symmetric, stored whole and paired by the trace inner product.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Gaussian(2)
+    eta = family.from_mean(jnp.array([1.0, -1.0]), jnp.diag(jnp.array([4.0, 1.0])))
+    mean, covariance = family.to_mean(eta)
+    assert jnp.allclose(mean, jnp.array([1.0, -1.0]))
+    assert jnp.allclose(covariance, jnp.diag(jnp.array([4.0, 1.0])))
+    ```
+    """
 
     dim: int = eqx.field(static=True)
 

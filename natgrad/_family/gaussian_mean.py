@@ -11,11 +11,23 @@ from natgrad._family.symmetric import positive_definite, symmetrise
 
 
 class GaussianMean(AbstractFamily):
-    r"""A Gaussian of known covariance $\Sigma$: $\eta = \Sigma^{-1}\mu$, $t(x) = x$,
+    r"""A Gaussian of known covariance $\Sigma$: $\eta = \Sigma^{-1}\mu$, $t(x) = x$.
+
     $\log Z = \frac12\eta^\top\Sigma\eta$, and the base measure is the density of $\mathcal{N}(0, \Sigma)$.
 
     The covariance is a number (one variance for every entry of arrays of any shape), a vector of variances, or a
-    matrix."""
+    matrix.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.GaussianMean(4.0)  # a variance of 4
+    eta = jnp.array([0.5, -1.0])
+    assert jnp.allclose(family.to_moments(eta), 4 * eta)
+    assert jnp.allclose(family.kl(eta, eta + 1), 4.0)  # half the variance for each of two entries
+    ```
+    """
 
     covariance: Float[Array, "..."]
 

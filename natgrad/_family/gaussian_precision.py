@@ -11,10 +11,21 @@ from natgrad._family.symmetric import orthonormal_basis, outer, positive_definit
 
 
 class GaussianPrecision(AbstractFamily):
-    r"""A Gaussian of mean zero in terms of its precision $\Lambda = \Sigma^{-1}$: $\eta = \Lambda$,
+    r"""A Gaussian of mean zero in terms of its precision: $\eta = \Lambda = \Sigma^{-1}$.
+
     $t(x) = -\frac12 x x^\top$, $\log Z = -\frac12\log|\Lambda| + \frac d2\log 2\pi$.
 
-    The parameter is a symmetric matrix, stored whole and paired by the trace inner product."""
+    The parameter is a symmetric matrix, stored whole and paired by the trace inner product.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.GaussianPrecision(2)
+    precision = jnp.diag(jnp.array([2.0, 4.0]))
+    assert jnp.allclose(family.to_moments(precision), -jnp.linalg.inv(precision) / 2)
+    ```
+    """
 
     dim: int | None = eqx.field(default=None, static=True)
 

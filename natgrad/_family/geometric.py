@@ -14,8 +14,20 @@ from natgrad._family.counts import (
 
 
 class Geometric(AbstractFamily):
-    r"""Failures before the first success, $x = 0, 1, \dots$: $\eta = \log(1 - p)$ for success probability $p$,
-    $t(x) = x$, $\log Z = -\log(1 - e^\eta)$."""
+    r"""Failures before the first success, $x = 0, 1, \dots$
+
+    $\eta = \log(1 - p)$ for success probability $p$, $t(x) = x$, $\log Z = -\log(1 - e^\eta)$.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Geometric()
+    eta = jnp.log(jnp.array(0.75))  # success with probability 1/4
+    assert jnp.allclose(family.to_moments(eta), 3.0)
+    assert jnp.allclose(jnp.exp(family.log_prob(eta, jnp.array(0))), 0.25)
+    ```
+    """
 
     @property
     def _event_shapes(self):

@@ -19,8 +19,20 @@ from natgrad._family.special import log_beta, log_gamma
 
 
 class NegativeBinomial(AbstractFamily):
-    r"""Failures before the $r$-th success, $r$ known (any positive number): $\eta = \log(1 - p)$ for success
-    probability $p$, $t(x) = x$, $\log Z = -r\log(1 - e^\eta)$, base measure $\binom{x + r - 1}{x}$."""
+    r"""Failures before the $r$-th success, where $r$ = `count` is known, any positive number.
+
+    $\eta = \log(1 - p)$ for success probability $p$, $t(x) = x$, $\log Z = -r\log(1 - e^\eta)$, base measure $\binom{x
+    + r - 1}{x}$.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.NegativeBinomial(2.0)
+    eta = jnp.log(jnp.array(0.75))  # success with probability 1/4
+    assert jnp.allclose(family.to_moments(eta), 6.0)
+    ```
+    """
 
     count: Float[Array, ""]
 

@@ -14,7 +14,18 @@ ENTROPY_SERIES = (1 / 12, 1 / 24, 19 / 360, 9 / 80, 863 / 2520, 1375 / 1008, 339
 
 
 class Poisson(AbstractFamily):
-    r"""A count with rate $\lambda$: $\eta = \log\lambda$, $t(x) = x$, $\log Z = e^\eta$, base measure $1/x!$."""
+    r"""A count with rate $\lambda$: $\eta = \log\lambda$, $t(x) = x$, $\log Z = e^\eta$, base measure $1/x!$.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Poisson()
+    eta = jnp.log(jnp.array(3.0))
+    assert jnp.allclose(family.to_moments(eta), 3.0)
+    assert jnp.allclose(family.fisher(eta), 3.0)
+    ```
+    """
 
     @property
     def _event_shapes(self):

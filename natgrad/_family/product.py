@@ -10,7 +10,18 @@ from natgrad._family.base import AbstractFamily
 class Product(AbstractFamily):
     """Independent observations of several families, held in any pytree (a tuple, a dictionary of heads).
 
-    Parameters, moments and observations are trees of the same structure."""
+    Parameters, moments and observations are trees of the same structure.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    family = ng.Product({"count": ng.Poisson(), "flag": ng.Bernoulli()})
+    eta = {"count": jnp.log(3.0), "flag": jnp.array(0.0)}
+    moments = family.to_moments(eta)
+    assert jnp.allclose(moments["count"], 3.0) and jnp.allclose(moments["flag"], 0.5)
+    ```
+    """
 
     families: PyTree
 

@@ -16,8 +16,9 @@ from natgrad._types import Key, Matrix, Output, Scalar
 
 
 class AbstractGeometry(eqx.Module):
-    r"""A way to measure how far apart two outputs of a model are, and with it a metric
-    $G_z = \nabla^2_z\,\rho(z, z_0)|_{z = z_0}$ on small changes of an output.
+    r"""A dissimilarity $\rho$ between two outputs of a model, and the metric that it gives to small changes.
+
+    The metric is $G_z = \nabla^2_z\,\rho(z, z_0)|_{z = z_0}$.
 
     A geometry is written for the output of one example, an array of any shape or a pytree; the library maps it over
     the batch. `2.0 * geometry` measures everything twice as far.
@@ -25,6 +26,33 @@ class AbstractGeometry(eqx.Module):
     Arithmetic is in single precision at least; what is a vector or a cotangent comes back in the dtype of `z`.
     Values are checked where they are concrete. Under `jit` nothing is checked here: metrics and optimisers report
     through their results instead.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+
+    class Weighted(ng.AbstractGeometry):
+        # Half the squared distance, with a weight.
+
+        a: float = 4.0
+
+        def _dissimilarity(self, z, z0):
+            return self.a * jnp.sum((z - z0) ** 2) / 2
+
+        def _metric_mv(self, z, v):
+            return self.a * v
+
+        def _factor(self, z):
+            return self.a**0.5 * jnp.eye(z.size, dtype=z.dtype).reshape(-1, *z.shape)
+
+        def _sample(self, z, key):
+            return self.a**0.5 * jax.random.normal(key, z.shape, z.dtype)
+
+
+    assert jnp.allclose(Weighted().metric_matrix(jnp.zeros(2)), 4 * jnp.eye(2))
+    ```
     """
 
     # The private face: what a geometry states ----------------------------------------------------------

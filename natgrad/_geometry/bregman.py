@@ -10,12 +10,22 @@ from natgrad._types import Output, Scalar
 
 
 class Bregman(AbstractGeometry):
-    r"""The Bregman divergence $\phi(z) - \phi(z_0) - \langle\nabla\phi(z_0), z - z_0\rangle$ of a convex function, with
-    $G_z = \nabla^2\phi(z)$.
+    r"""The Bregman divergence of a convex function $\phi$ of the output, with $G_z = \nabla^2\phi(z)$.
+
+    $\rho(z, z_0) = \phi(z) - \phi(z_0) - \langle\nabla\phi(z_0), z - z_0\rangle$.
 
     Non-negative; zero only where the outputs agree if $\phi$ is strictly convex, and otherwise also along the
     directions in which it is flat (adding a constant to all logits, for `logsumexp`). Where $\phi$ turns out not
-    to be convex at a concrete output, an error says so."""
+    to be convex at a concrete output, an error says so.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    geometry = ng.Bregman(lambda z: jnp.sum(z * jnp.log(z)))
+    assert jnp.allclose(geometry.metric_matrix(jnp.array([0.5, 2.0])), jnp.diag(jnp.array([2.0, 0.5])))
+    ```
+    """
 
     phi: Callable[[Output], Scalar] = eqx.field(converter=_tree.as_callable)
 

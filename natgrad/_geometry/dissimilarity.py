@@ -11,11 +11,21 @@ from natgrad._types import Output, Scalar
 
 
 class Dissimilarity(AbstractGeometry):
-    r"""Any smooth function $\rho(z, z_0)$ that is least, with zero gradient, where its arguments agree;
+    r"""Any smooth function $\rho(z, z_0)$ that is least, with zero gradient, where its arguments agree.
+
     $G_z$ is its Hessian in the first argument there, by automatic differentiation.
 
     At a concrete output the gradient at coincidence and the sign of the Hessian are checked. Write squares, not
-    norms: a norm has no derivative at zero."""
+    norms: a norm has no derivative at zero.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    geometry = ng.Dissimilarity(lambda z, z0: 1 - jnp.cos(z - z0))  # for angles
+    assert jnp.allclose(geometry.metric_mv(jnp.array(0.3), jnp.array(1.0)), 1.0)
+    ```
+    """
 
     rho: Callable[[Output, Output], Scalar] = eqx.field(converter=_tree.as_callable)
 

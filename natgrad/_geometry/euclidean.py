@@ -9,7 +9,16 @@ from natgrad._geometry.base import AbstractGeometry
 class Euclidean(AbstractGeometry):
     r"""Half the squared Euclidean distance $\frac12\|z - z_0\|^2$, with the identity for a metric.
 
-    Pulled back through a model it gives the Gauss-Newton matrix of least squares."""
+    Pulled back through a model it gives the Gauss-Newton matrix of least squares.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    geometry = ng.Euclidean()
+    assert jnp.allclose(geometry.dissimilarity(jnp.array([3.0, 4.0]), jnp.zeros(2)), 12.5)
+    ```
+    """
 
     def _dissimilarity(self, z, z0):
         step = _tree.subtract(z, z0)

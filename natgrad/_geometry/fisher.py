@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _linalg, _tree
@@ -25,7 +24,19 @@ class Fisher(AbstractGeometry):
     parameters $\eta(z)$, and $G_z = (\partial\eta/\partial z)^\top F\,(\partial\eta/\partial z)$. The Fisher metric
     is then no longer the Hessian of the loss: it drops the curvature of the chart.
 
-    `sample` draws an observation from the model and returns its score."""
+    `sample` draws an observation from the model and returns its score.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    rates = jnp.array([0.5, 4.0])
+    geometry = ng.Fisher(ng.Poisson())
+    assert jnp.allclose(geometry.metric_matrix(jnp.log(rates)), jnp.diag(rates))
+    of_rates = ng.Fisher(ng.Poisson(), chart=jnp.log)
+    assert jnp.allclose(of_rates.metric_matrix(rates), jnp.diag(1 / rates))
+    ```
+    """
 
     family: AbstractFamily
     chart: Callable[[Output], Natural] | None = eqx.field(
@@ -81,17 +92,27 @@ def moved(
     """The coordinates `start - c` and whether they are those of a distribution; those at the start if not."""
     end = _tree.subtract(start, c)
     is_inside = are_met([all_finite(end), *domain(end)])
-    return jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), end, start), is_inside
+    return _tree.where(is_inside, end, start), is_inside
 
 
 class DualFisher(AbstractGeometry):
-    r"""The Kullback-Leibler divergence of an exponential family in its other coordinates: outputs are moments, and
-    `dissimilarity(z, z0)` $= \mathrm{KL}(p_z, p_{z_0})$, the Bregman divergence of the Legendre dual of $\log Z$, with
+    r"""The Kullback-Leibler divergence of an exponential family whose outputs are moments.
+
+    `dissimilarity(z, z0)` is $\mathrm{KL}(p_z, p_{z_0})$, the Bregman divergence of the Legendre dual of $\log Z$, with
     $G_z = \partial\eta/\partial\xi$, the inverse of the Fisher information.
 
     Mind the order: it is the other one of the two divergences that `Fisher` measures in natural parameters. Where
     moments are bound to each other, as those of `Categorical`, which add up to one, the metric is the
-    pseudo-inverse."""
+    pseudo-inverse.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    geometry = ng.DualFisher(ng.Poisson())
+    assert jnp.allclose(geometry.metric_matrix(jnp.array(4.0)), 0.25)  # outputs are rates, which are known to 1/rate
+    ```
+    """
 
     family: AbstractFamily
 

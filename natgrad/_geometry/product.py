@@ -9,7 +9,18 @@ from natgrad._geometry.base import AbstractGeometry
 class ProductGeometry(AbstractGeometry):
     """Several outputs, each with its own geometry: dissimilarities add, and the metric is block diagonal.
 
-    `geometries` is any pytree (a dictionary of heads, a tuple); the output is a tree with the same structure."""
+    `geometries` is any pytree (a dictionary of heads, a tuple); the output is a tree with the same structure.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    geometry = ng.ProductGeometry({"label": ng.Fisher(ng.Bernoulli()), "place": ng.Euclidean()})
+    z = {"label": jnp.array(0.0), "place": jnp.ones(2)}
+    pushed = geometry.metric_mv(z, {"label": jnp.array(1.0), "place": jnp.ones(2)})
+    assert jnp.allclose(pushed["label"], 0.25) and jnp.allclose(pushed["place"], 1.0)
+    ```
+    """
 
     geometries: PyTree
 

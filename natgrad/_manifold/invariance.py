@@ -36,6 +36,16 @@ class Task(NamedTuple):
     - `loss`: `loss(z, y)` of one example.
     - `x`, `y`: inputs and targets with the examples along the leading axis; default `None`.
     - `has_aux`: whether the model returns `(z, aux)`, of which `aux` is ignored; default `False`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x, y = jnp.array([1.0, 2.0]), jnp.array([2.0, 4.0])
+    task = ng.Task(lambda w, x: x * w, ng.Euclidean(), lambda z, y: (z - y) ** 2 / 2, x, y)
+    assert jnp.allclose(task.cost(jnp.array(0.0)), 5.0)
+    assert jnp.allclose(task.natural_gradient(jnp.array(0.0), ng.PseudoInverse()), -2.0)
+    ```
     """
 
     model: Callable
@@ -208,7 +218,7 @@ def _block_diagonal(blocks: Float[Array, "N n n"], outputs: Output) -> Float[Arr
         return jnp.broadcast_to(column, leaf.shape)
 
     example = _tree.flatten(jax.tree.map(numbers, outputs))[0].astype(int)
-    flat, unflatten = _tree.flatten(jax.tree.map(lambda leaf: leaf[0], outputs))
+    flat, unflatten = _tree.flatten(_tree.take(outputs, 0))
     places = unflatten(jnp.arange(flat.size, dtype=flat.dtype))
     repeated = jax.tree.map(lambda place, leaf: jnp.broadcast_to(place[None], leaf.shape), places, outputs)
     entry = _tree.flatten(repeated)[0].astype(int)

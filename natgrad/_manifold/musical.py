@@ -37,7 +37,16 @@ def reparametrise(model: Callable, chart: Callable[[PyTree], PyTree]) -> Callabl
 
 @public
 def flat(metric: lx.AbstractLinearOperator, vector: Vector | PyTree) -> Covector:
-    r"""The covector $G v$ of a vector $v$: `metric` is $G$, and `vector` a `Vector` or a tree like the parameters."""
+    r"""The covector $G v$ of a vector $v$: `metric` is $G$, and `vector` a `Vector` or a tree like the parameters.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.DiagonalMetric(jnp.array([1.0, 4.0]))
+    assert jnp.allclose(ng.flat(metric, jnp.ones(2)).tree, jnp.array([1.0, 4.0]))
+    ```
+    """
     return Covector(metric.mv(untyped(vector, Vector)[0]))
 
 
@@ -74,11 +83,29 @@ def sharp(
 
 @public
 def pushforward(f: Callable[[PyTree], PyTree], w: PyTree, v: Vector | PyTree) -> Vector:
-    r"""The vector $\partial f(w)\,v$ at $f(w)$: the change of the output by a small step $v$ at $w$."""
+    r"""The vector $\partial f(w)\,v$ at $f(w)$: the change of the output by a small step $v$ at $w$.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    moved = ng.pushforward(lambda w: w**2, jnp.array([1.0, 3.0]), jnp.array([1.0, 0.5]))
+    assert jnp.allclose(moved.tree, jnp.array([2.0, 3.0]))
+    ```
+    """
     return Vector(jax.jvp(f, (w,), (untyped(v, Vector)[0],))[1])
 
 
 @public
 def pullback_covector(f: Callable[[PyTree], PyTree], w: PyTree, c: Covector | PyTree) -> Covector:
-    r"""The covector $\partial f(w)^\top c$ at $w$ of a covector $c$ at $f(w)$: the chain rule."""
+    r"""The covector $\partial f(w)^\top c$ at $w$ of a covector $c$ at $f(w)$: the chain rule.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    slope = ng.pullback_covector(lambda w: w**2, jnp.array([1.0, 3.0]), jnp.ones(2))
+    assert jnp.allclose(slope.tree, jnp.array([2.0, 6.0]))
+    ```
+    """
     return Covector(jax.vjp(f, w)[1](untyped(c, Covector)[0])[0])

@@ -51,10 +51,23 @@ def rank(metric: AbstractMetric, *, rtol: float | None = None) -> Rank:
 
 @public
 def null_space(metric: AbstractMetric, *, rtol: float | None = None) -> PyTree:
-    """An orthonormal basis of the directions in which the metric is zero, along a new leading axis of a tree like the
-    parameters. Forms the dense matrix: for few parameters.
+    """An orthonormal basis of the directions in which the metric is zero.
 
-    `rtol` is the cutoff as in `rank`."""
+    The directions are along a new leading axis of a tree like the parameters. Forms the dense matrix: for few
+    parameters.
+
+    `rtol` is the cutoff as in `rank`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    # A product of two weights does not change if one grows as the other shrinks.
+    metric = ng.pullback(lambda w: w[0] * w[1], ng.Euclidean(), jnp.array([1.0, 1.0]))
+    (direction,) = ng.null_space(metric)
+    assert jnp.allclose(direction[0], -direction[1], atol=1e-6)
+    ```
+    """
     values, vectors = _linalg.eigh(metric.as_matrix())
     relative = values.size * jnp.finfo(values.dtype).eps if rtol is None else rtol
     is_zero = jnp.abs(values) <= relative * jnp.max(jnp.abs(values), initial=0.0)

@@ -87,13 +87,24 @@ class _Source:
 def accumulate(
     build: Callable[[Any], Any], batches: Iterable[Any], *, progress: bool = True
 ) -> LoaderMetric | DiagonalMetric | BlockMetric:
-    """The metric of all the data in `batches`, where `build(batch)` gives that of one batch, for instance
-    `lambda x: pullback(model, geometry, params, x)`.
+    """The metric of all the data in `batches`, where `build(batch)` gives the metric of one batch.
+
+    For instance, `build` is `lambda x: pullback(model, geometry, params, x)`.
 
     For a diagonal, `lambda batch: diagonal(model, geometry, params, batch[0], key=batch[1])`, that is one pass, and
     the answer is a diagonal metric with its standard errors added up. For `kfac` it is one pass too, and the factors
     are averaged. Otherwise `batches` is gone through once a product, so it must be iterable again and again (a list, or
-    a data loader; not a generator). Batches of equal size are compiled once."""
+    a data loader; not a generator). Batches of equal size are compiled once.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    batches = [jnp.array([[1.0]]), jnp.array([[2.0]])]
+    metric = ng.accumulate(lambda x: ng.pullback(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros((1, 1)), x), batches)
+    assert jnp.allclose(metric.mv(jnp.ones((1, 1))), 2.5)  # the mean of 1 and 4
+    ```
+    """
     if iter(batches) is batches:
         raise TypeError(
             "`accumulate` goes through the batches once for every product, but got an iterator, which is empty after "

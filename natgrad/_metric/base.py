@@ -21,8 +21,9 @@ MAX_ROW_ENTRIES = 2**25
 
 
 class AbstractMetric(lx.AbstractLinearOperator):
-    r"""A symmetric operator $G$ on the parameter pytree, positive semidefinite unless it is a Hessian: it takes a
-    vector (a change of the parameters) to a covector.
+    r"""A symmetric operator $G$ on the parameter pytree, positive semidefinite unless it is a Hessian.
+
+    It takes a vector (a change of the parameters) to a covector.
 
     Metrics are lineax operators, so `lineax.linear_solve` accepts them. Sums, positive multiples and restrictions of
     metrics are metrics. Matrices and flat vectors follow `jax.flatten_util.ravel_pytree`.
@@ -31,6 +32,17 @@ class AbstractMetric(lx.AbstractLinearOperator):
     examples) with $G = R^\top R$, stated by `root_size`, `root_mv` and `root_transpose_mv`. Exact diagonals, samples
     and sample-space solves need it. A sum stacks the rows of its terms, a multiple scales them, and a restriction
     slices them.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0, 0.0], [0.0, 2.0]])
+    metric = ng.pullback(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros(2), x)
+    assert jnp.allclose(metric.mv(jnp.ones(2)), jnp.array([0.5, 2.0]))
+    assert jnp.allclose((metric + 0.5 * ng.identity(jnp.zeros(2))).diagonal(), jnp.array([1.0, 2.5]))
+    assert jnp.allclose(metric.norm(jnp.ones(2)) ** 2, 2.5)
+    ```
     """
 
     # What a metric states ------------------------------------------------------------------------------

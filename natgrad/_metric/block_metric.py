@@ -116,7 +116,18 @@ def by_block(blocks: Sequence[AbstractBlock], function: Callable[[list[Array]], 
 class BlockMetric(AbstractMetric):
     """A metric of which only blocks are kept, each in a structure that is cheap to store and to invert.
 
-    `report()` says what structure every parameter got, and why."""
+    `report()` says what structure every parameter got, and why.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    metric = ng.kfac(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros((1, 1)), x)
+    assert jnp.allclose(metric.mv(jnp.ones((1, 1))), 2.5)
+    assert metric.report().rows[0].structure == "kronecker"
+    ```
+    """
 
     operator: Blocks
     _report: StructureReport = eqx.field(static=True)
@@ -187,9 +198,21 @@ class BlockMetric(AbstractMetric):
 
 
 class BlockInverse(eqx.Module):
-    """The inverse of a damped metric, block by block. `failures` counts the blocks that could not be inverted as they
-    are: those with a factor next to which its damping is rounding, and inverted with the least that is not; and
-    those that are not finite, in whose place stands that of the previous inverse, if there was one."""
+    """The inverse of a damped metric, block by block.
+
+    `failures` counts the blocks that could not be inverted as they are. A block with a factor next to which its damping
+    is rounding is inverted with the least damping that is not. In place of a block that is not finite stands the block
+    of the previous inverse, if there was one.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    inverse = ng.kfac(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros((1, 1)), x).inverse(damping=0.5)
+    assert jnp.allclose(inverse.mv(jnp.ones((1, 1))), 1 / 3) and inverse.failures == 0
+    ```
+    """
 
     operator: Blocks
     failures: Int[Array, ""]

@@ -26,7 +26,17 @@ class DiagonalMetric(AbstractMetric):
     r"""A metric of which only the diagonal is kept, $G \approx \operatorname{diag}(d)$.
 
     `standard_error`, where it was asked for, is that of each entry of $d$ as an estimate of the exact diagonal; zero
-    where backward passes were exact. Solving with it costs one division an entry."""
+    where backward passes were exact. Solving with it costs one division an entry.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.DiagonalMetric({"w": jnp.array([1.0, 4.0])})
+    solution = ng.solve(metric, {"w": jnp.ones(2)})
+    assert jnp.allclose(solution.value["w"], jnp.array([1.0, 0.25]))
+    ```
+    """
 
     entries: PyTree
     standard_error: PyTree = None
@@ -97,6 +107,15 @@ def diagonal(
       rather too large for the diagonal of these very examples.
     - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
     - `model` may be a `Point`, from `evaluate`, in place of `model`, `geometry`, `params` and `x`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0, 0.0], [0.0, 2.0]])
+    metric = ng.diagonal(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros(2), x)
+    assert jnp.allclose(metric.diagonal(), jnp.array([0.5, 2.0]))
+    ```
     """
     check_num_samples(num_samples)
     place = locate(model, geometry, params, x, has_aux=has_aux)
@@ -167,6 +186,14 @@ class IdentityMetric(AbstractMetric):
 
 @public
 def identity(params: PyTree) -> IdentityMetric:
-    """The Euclidean metric on parameters like `params`."""
+    """The Euclidean metric on parameters like `params`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    assert jnp.allclose(ng.identity({"w": jnp.zeros(2)}).as_matrix(), jnp.eye(2))
+    ```
+    """
     leaves, treedef = jax.tree.flatten(_tree.structure(params))
     return IdentityMetric((tuple(leaves), treedef))

@@ -25,13 +25,25 @@ def gram(
     num_samples: int = 1,
     has_aux: bool = False,
 ) -> Float[Array, "C N C N"]:
-    r"""The tangent kernel in a geometry: $\langle J_i^\top s_{ic}, J_j^\top s_{je}\rangle$ for the columns $s_{ic}$ of
-    `geometry.factor` at every output, the metric in the space of samples without its $\frac1N$.
+    r"""The tangent kernel in a geometry: inner products of the gradients of all examples and output columns.
+
+    The entries are $\langle J_i^\top s_{ic}, J_j^\top s_{je}\rangle$ for the columns $s_{ic}$ of `geometry.factor` at
+    every output: the metric in the space of samples without its $\frac1N$.
 
     Computed from the factors of the gradients, without a row of a Jacobian. With a `key`, columns are `num_samples`
     draws of `geometry.sample`, divided by the root of their number, so that its eigenvalues estimate those of the
     metric all the same. `has_aux` is as for `per_example`, and `model` may be a `Point`, from `evaluate`, in place of
-    `model`, `geometry`, `params` and `x`."""
+    `model`, `geometry`, `params` and `x`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0, 0.0], [1.0, 2.0]])
+    kernel = ng.gram(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros(2), x)
+    assert jnp.allclose(kernel.reshape(2, 2), x @ x.T)
+    ```
+    """
     check_num_samples(num_samples)
     place = locate(model, geometry, params, x, has_aux=has_aux)
     refuse_mask(place.map.batch)

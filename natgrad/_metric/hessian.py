@@ -40,7 +40,16 @@ class HessianMetric(AbstractMetric):
 
 @public
 def hessian(cost: Callable, params: PyTree, *data: PyTree) -> HessianMetric:
-    r"""The Hessian of `cost(params, *data)`, a number, at `params`."""
+    r"""The Hessian of `cost(params, *data)`, a number, at `params`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.hessian(lambda w: w[0] ** 2 * w[1], jnp.array([1.0, 3.0]))
+    assert jnp.allclose(metric.as_matrix(), jnp.array([[6.0, 2.0], [2.0, 0.0]]))
+    ```
+    """
     check_params(params)
     shape = jax.eval_shape(cost, params, *data)
     if jax.tree.structure(shape) != jax.tree.structure(0) or shape.shape != ():

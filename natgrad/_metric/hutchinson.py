@@ -14,14 +14,36 @@ from natgrad._types import Estimate, Key
 
 @public
 def diagonal_estimate(metric: AbstractMetric, key: Key, num_samples: int = 100) -> Estimate:
-    r"""The diagonal of a metric as the average of $v \odot G v$ over random signs $v$ (Hutchinson): one product a
-    sample, whatever the number of parameters."""
+    r"""The diagonal of a metric as the average of $v \odot G v$ over random signs $v$ (Hutchinson).
+
+    It costs one product a sample, whatever the number of parameters.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.DiagonalMetric(jnp.array([1.0, 4.0]))
+    estimate = ng.diagonal_estimate(metric, jax.random.key(0), num_samples=2)
+    assert jnp.allclose(estimate.value, jnp.array([1.0, 4.0]))  # exact for a diagonal metric
+    ```
+    """
     return _average(lambda key: _probe(metric, key), key, num_samples)
 
 
 @public
 def trace_estimate(metric: AbstractMetric, key: Key, num_samples: int = 100) -> Estimate:
-    r"""The trace of a metric as the average of $v^\top G v$ over random signs $v$ (Hutchinson)."""
+    r"""The trace of a metric as the average of $v^\top G v$ over random signs $v$ (Hutchinson).
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.DiagonalMetric(jnp.array([1.0, 4.0]))
+    assert jnp.allclose(ng.trace_estimate(metric, jax.random.key(0), num_samples=2).value, 5.0)
+    ```
+    """
     total = lambda key: jnp.sum(_tree.flatten(_probe(metric, key))[0])
     return _average(total, key, num_samples)
 

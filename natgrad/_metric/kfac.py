@@ -35,9 +35,10 @@ def kfac(
     blocks: BlockRules | None = None,
     has_aux: bool = False,
 ) -> BlockMetric:
-    r"""The metric $\frac1N\sum_i J_i^\top G_z(z_i) J_i$ of `model(params, x)`, approximated by one Kronecker product
-    $A \otimes B$ for every weight and its bias (K-FAC): $A$ is the second moment of the weight's inputs, $B$ the second
-    moment of the cotangents of its outputs.
+    r"""The metric of `model(params, x)`, approximated by one Kronecker product for every weight and its bias (K-FAC).
+
+    $\frac1N\sum_i J_i^\top G_z(z_i) J_i \approx A \otimes B$ for every weight, where $A$ is the second moment of the
+    weight's inputs and $B$ the second moment of the cotangents of its outputs.
 
     Weights are found by what the program does with them, whatever library wrote it, and every use is counted.
     Parameters that scale and shift units get a block of two for every unit, other small ones a dense block, both exact.
@@ -52,6 +53,17 @@ def kfac(
       do not count.
     - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
     - `model` may be a `Point`, from `evaluate`, in place of `model`, `geometry`, `params` and `x`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0, 0.0], [0.0, 2.0]])
+    arguments = lambda w, x: x @ w, ng.Euclidean(), jnp.zeros((2, 1)), x
+    metric = ng.kfac(*arguments)
+    # Exact for a linear layer with least squares.
+    assert jnp.allclose(metric.as_matrix(), ng.pullback(*arguments).as_matrix())
+    ```
     """
     place = locate(model, geometry, params, x, has_aux=has_aux)
     _check_place(place, num_samples)
@@ -73,8 +85,7 @@ def ekfac(
     blocks: BlockRules | None = None,
     has_aux: bool = False,
 ) -> BlockMetric:
-    r"""The metric in the eigenvectors of K-FAC, with the exact second moments of gradients in place of products of
-    eigenvalues (EKFAC).
+    r"""The metric in the eigenvectors of K-FAC, with exact second moments of gradients for eigenvalues (EKFAC).
 
     It is never further from the exact blocks than K-FAC with the same eigenvectors and cotangents, in the Frobenius
     norm, and has their trace. Costs K-FAC, one decomposition a factor, and as much again for the second moments.
@@ -84,6 +95,15 @@ def ekfac(
     - `basis`: a metric from `kfac` or `ekfac` whose eigenvectors to use, such as a running average or that of an
       earlier step; then nothing is decomposed that has been already.
     - Others as for `kfac`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0, 0.0], [0.0, 2.0]])
+    arguments = lambda w, x: jnp.tanh(x @ w), ng.Euclidean(), jnp.ones((2, 1)), x
+    assert jnp.allclose(ng.ekfac(*arguments).trace(), ng.pullback(*arguments).trace())
+    ```
     """
     place = locate(model, geometry, params, x, has_aux=has_aux)
     _check_place(place, num_samples)

@@ -140,6 +140,15 @@ def pullback(
     - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
     - `check`: whether to test, on concrete data, that the model treats examples independently. The metric of one that
       does not is right all the same, but matrices, diagonals and sample-space solves take longer.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    metric = ng.pullback(lambda w, x: x @ w, ng.Fisher(ng.Bernoulli()), jnp.zeros(1), x)
+    assert jnp.allclose(metric.as_matrix(), 0.25 * 2.5)  # p (1 - p) times the mean of x squared
+    ```
     """
     check_num_samples(num_samples)
     if isinstance(model, Point):
@@ -192,12 +201,24 @@ def gauss_newton(
     has_aux: bool = False,
     check: bool = True,
 ) -> PullbackMetric:
-    r"""The generalised Gauss-Newton matrix $\frac1N\sum_i J_i^\top\,\nabla_z^2\ell(z_i, y_i)\,J_i$ of the mean of
-    `loss(z, y)`, which is written for one example and must be convex in `z`.
+    r"""The generalised Gauss-Newton matrix of the mean of `loss(z, y)`.
+
+    $\frac1N\sum_i J_i^\top\,\nabla_z^2\ell(z_i, y_i)\,J_i$, where `loss` is written for one example and must be convex
+    in `z`.
 
     The pullback metric of the geometry whose Hessian the loss has; for an exponential family in natural parameters the
     Fisher metric, for half the squared error the classical Gauss-Newton matrix. `has_aux` and `check` are as for
-    `pullback`."""
+    `pullback`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x, y = jnp.array([[1.0], [2.0]]), jnp.zeros(2)
+    metric = ng.gauss_newton(lambda w, x: x @ w, lambda z, y: (z - y) ** 2 / 2, jnp.zeros(1), x, y)
+    assert jnp.allclose(metric.as_matrix(), 2.5)  # the mean of x squared
+    ```
+    """
     point, is_checked = _plain_point(model, LossGeometry(loss), params, x, y, has_aux=has_aux, check=check)
     return PullbackMetric(point, ExactOutputMetric(), is_checked)
 
@@ -222,7 +243,17 @@ def empirical_fisher(
         Use `pullback(model, Fisher(family), ...)` for the Fisher metric, `key=...` if it should cost no more than
         this.
 
-    `loss(z, y)` is written for one example; `has_aux` and `check` are as for `pullback`."""
+    `loss(z, y)` is written for one example; `has_aux` and `check` are as for `pullback`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x, y = jnp.array([[1.0], [2.0]]), jnp.array([1.0, 0.0])
+    metric = ng.empirical_fisher(lambda w, x: x @ w, lambda z, y: (z - y) ** 2 / 2, jnp.zeros(1), x, y)
+    assert jnp.allclose(metric.as_matrix(), 0.5)  # gradients -1 and 0
+    ```
+    """
     point, is_checked = _plain_point(model, None, params, x, y, has_aux=has_aux, check=check)
     weights = point.map.batch.weights
     if weights is not None and weights.ndim > 1:
@@ -241,9 +272,20 @@ def gradient_covariance(
     has_aux: bool = False,
     check: bool = True,
 ) -> PullbackMetric:
-    r"""The covariance $\frac1N\sum_i (g_i - \bar g)(g_i - \bar g)^\top$ of the gradients of the examples' losses (with
-    divisor $N$), so that `empirical_fisher` is this plus $\bar g\,\bar g^\top$. Arguments are as for
-    `empirical_fisher`."""
+    r"""The covariance $\frac1N\sum_i (g_i - \bar g)(g_i - \bar g)^\top$ of the gradients of the examples' losses.
+
+    With the divisor $N$, so that `empirical_fisher` is this covariance plus $\bar g\,\bar g^\top$. Arguments are as for
+    `empirical_fisher`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x, y = jnp.array([[1.0], [1.0]]), jnp.array([1.0, 3.0])
+    metric = ng.gradient_covariance(lambda w, x: x @ w, lambda z, y: (z - y) ** 2 / 2, jnp.zeros(1), x, y)
+    assert jnp.allclose(metric.as_matrix(), 1.0)  # gradients -1 and -3
+    ```
+    """
     point, is_checked = _plain_point(model, None, params, x, y, has_aux=has_aux, check=check)
     refuse_weights(point.map.batch, "The mean gradient")
     return PullbackMetric(point, ColumnsOutputMetric(_gradients(loss, point), is_centred=True), is_checked)
@@ -265,11 +307,22 @@ def function_distance(
     *,
     has_aux: bool = False,
 ) -> Scalar:
-    r"""How far apart two parameter vectors are as functions: the mean over the batch of
-    $\rho(f(w', x_i), f(w, x_i))$, with $w$ = `params` and $w'$ = `other`.
+    r"""How far apart two parameter vectors are as functions.
+
+    The mean over the batch of $\rho(f(w', x_i), f(w, x_i))$, with $w$ = `params` and $w'$ = `other`.
 
     Its Hessian in `other` at `other = params` is the pullback metric. With `has_aux` the model returns `(z, aux)`, and
-    `aux` is left out."""
+    `aux` is left out.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    distance = ng.function_distance(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros(1), jnp.ones(1), x)
+    assert jnp.allclose(distance, (1 + 4) / 2 / 2)
+    ```
+    """
     check_params(params)
     check_structure(params, other, f"{caller()}: `other`")
     batch = as_examples(x)

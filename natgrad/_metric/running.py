@@ -20,12 +20,24 @@ class RunningState(NamedTuple):
 
 
 class RunningAverage(eqx.Module):
-    r"""The exponential moving average of an estimate,
-    $\bar d_k = \frac{\sum_j \beta^{k-j} d_j}{\sum_j \beta^{k-j}}$, of any tree of arrays: a diagonal, a gradient, the
-    factors of a metric.
+    r"""The exponential moving average of any tree of arrays: a diagonal, a gradient, the factors of a metric.
+
+    $\bar d_k = \frac{\sum_j \beta^{k-j} d_j}{\sum_j \beta^{k-j}}$ for estimates $d_j$, where $\beta$ is `decay`.
 
     Dividing by the weights removes the bias towards the zero it starts from. With `decay` 1 it is the plain
-    average."""
+    average.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    average = ng.RunningAverage(decay=0.5)
+    state = average.init(jnp.zeros(()))
+    for value in (1.0, 4.0):
+        state = average.update(state, jnp.array(value))
+    assert jnp.allclose(average.value(state), (0.5 * 1 + 4) / 1.5)
+    ```
+    """
 
     decay: Any = 0.95
 

@@ -23,7 +23,17 @@ from natgrad._types import Matrix, Scalar
 
 
 class OnlineGradientState(NamedTuple):
-    """The number of examples so far (the sum of their weights), and the precision of the parameters."""
+    """The number of examples so far (the sum of their weights), and the precision of the parameters.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares())
+    state = opt.init(jnp.zeros(1))
+    assert state.examples == 0
+    ```
+    """
 
     examples: Scalar
     precision: PyTree
@@ -38,6 +48,16 @@ class OnlineInfo(NamedTuple):
     - `accepted`: whether the step was taken. It is rejected, and parameters and state stay as they were, if numbers are
       not finite or if rounding has made the precision indefinite: use float64, or a larger `prior_precision`.
     - `divergence`: half the squared length of the step in the precision.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares())
+    w = jnp.zeros(1)
+    w, state, info = opt.step(w, opt.init(w), (jnp.array([[1.0]]), jnp.array([2.0])))
+    assert info.accepted and jnp.allclose(info.loss, 2.0)
+    ```
     """
 
     loss: Scalar
@@ -46,7 +66,8 @@ class OnlineInfo(NamedTuple):
 
 
 class OnlineNaturalGradient:
-    r"""Online learning without a learning rate, each example used once:
+    r"""Online learning without a learning rate, each example used once.
+
     $\Lambda \leftarrow \Lambda + F_x(w)$, then $w \leftarrow w - \Lambda^{-1}\nabla\ell_x(w)$.
 
     The precision $\Lambda$ of the parameters starts as the precision of a prior and grows by the Fisher information
@@ -154,7 +175,7 @@ class OnlineNaturalGradient:
         is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0) & cost_point.is_valid()
 
         def accept(new: PyTree, old: PyTree) -> PyTree:
-            return jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, old)
+            return _tree.where(is_good, new, old)
 
         after = accept(OnlineGradientState(state.examples + total, precision), state)
         info = OnlineInfo(loss, is_good, Quantity.of(-(change @ g) / 2, w.dtype, is_good))

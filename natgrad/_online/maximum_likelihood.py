@@ -19,7 +19,17 @@ class OnlineState(NamedTuple):
     """The estimate after some examples.
 
     `examples` counts them, up to the largest integer. `lost` is the rounding error of the sums in `moments`, added to
-    the next change (Kahan's summation): in single precision the millionth example counts as much as the first."""
+    the next change (Kahan's summation): in single precision the millionth example counts as much as the first.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    online = ng.OnlineMaximumLikelihood(ng.Poisson())
+    state = online.update_many(online.init(jnp.array(0.0)), jnp.array([1.0, 3.0]))
+    assert state.examples == 2 and jnp.allclose(state.moments, 2.0)
+    ```
+    """
 
     examples: Int[Array, ""]
     moments: Moments
@@ -72,7 +82,7 @@ class OnlineMaximumLikelihood(eqx.Module):
     def init(self, x: Observation) -> OnlineState:
         """The state before the first example, for observations with the shapes of `x`."""
         shapes = jax.eval_shape(self._checked_statistics, x)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        zeros = _tree.zeros(shapes)
         return OnlineState(jnp.array(0), zeros, zeros)
 
     @public

@@ -44,10 +44,22 @@ class AbstractPrecision(eqx.Module):
 
 
 class DensePrecision(AbstractPrecision):
-    r"""The whole precision matrix: the extended Kalman filter. A step costs $P^2$ for every row, $P^3$ with process
-    noise.
+    r"""The whole precision matrix: the extended Kalman filter.
 
-    The state is a root $L$ of the covariance $L L^\top$ (Potter's form), so rounding cannot make it indefinite."""
+    A step costs $P^2$ for every row, and $P^3$ with process noise.
+
+    The state is a root $L$ of the covariance $L L^\top$ (Potter's form), so rounding cannot make it indefinite.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure=ng.DensePrecision())
+    w = jnp.zeros(2)
+    w, state, info = opt.step(w, opt.init(w), (jnp.array([[1.0, 0.0]]), jnp.array([2.0])))
+    assert jnp.allclose(w, jnp.array([1.0, 0.0]))  # half way, since the prior weighs as much as the example
+    ```
+    """
 
     def init(self, precision):
         return jnp.diag(1 / jnp.sqrt(precision))
@@ -78,7 +90,18 @@ def _is_zero(noise: Any) -> bool:
 
 
 class DiagonalPrecision(AbstractPrecision):
-    """The diagonal of the precision only, in as much memory as the parameters."""
+    """The diagonal of the precision only, in as much memory as the parameters.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure=ng.DiagonalPrecision())
+    w = jnp.zeros(2)
+    w, state, info = opt.step(w, opt.init(w), (jnp.array([[1.0, 0.0]]), jnp.array([2.0])))
+    assert jnp.allclose(w, jnp.array([1.0, 0.0]))  # half way, since the prior weighs as much as the example
+    ```
+    """
 
     def init(self, precision):
         return precision
@@ -104,8 +127,20 @@ class LowRankState(NamedTuple):
 
 
 class LowRankPrecision(AbstractPrecision):
-    """A diagonal plus `rank` directions (default 10): the directions with the largest precision are kept, and the
-    others add to the diagonal."""
+    """A diagonal plus `rank` directions (default 10).
+
+    The directions with the largest precision are kept, and the others add to the diagonal.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure=ng.LowRankPrecision(rank=1))
+    w = jnp.zeros(2)
+    w, state, info = opt.step(w, opt.init(w), (jnp.array([[1.0, 0.0]]), jnp.array([2.0])))
+    assert jnp.allclose(w, jnp.array([1.0, 0.0]))  # half way, since the prior weighs as much as the example
+    ```
+    """
 
     rank: int = 10
 

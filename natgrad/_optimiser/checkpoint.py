@@ -25,7 +25,21 @@ def save_checkpoint(path: str | os.PathLike, tree: PyTree) -> None:
     """Write a tree of arrays, random keys and numbers to a file, such as `(params, state)`.
 
     The file appears under its name only when all of it has reached the disk, so that an interrupted write leaves what
-    was there before."""
+    was there before.
+
+    ```python
+    import tempfile
+
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    params, key = {"w": jnp.ones(2)}, jax.random.key(0)
+    with tempfile.TemporaryDirectory() as directory:
+        ng.save_checkpoint(f"{directory}/run.npz", (params, key))
+        params, key = ng.load_checkpoint(f"{directory}/run.npz", like=(params, key))
+    ```
+    """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     described, payload = [], {}
     for number, (key_path, leaf) in enumerate(leaves):
@@ -52,8 +66,22 @@ def save_checkpoint(path: str | os.PathLike, tree: PyTree) -> None:
 
 @public
 def load_checkpoint(path: str | os.PathLike, like: PyTree) -> PyTree:
-    """The tree in a file, which must have the structure, shapes and dtypes of `like` (arrays or their shapes), and is
-    put on the same devices."""
+    """The tree in a file that `save_checkpoint` wrote.
+
+    It must have the structure, shapes and dtypes of `like` (arrays or their shapes), and is put on the same devices.
+
+    ```python
+    import tempfile
+
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    with tempfile.TemporaryDirectory() as directory:
+        ng.save_checkpoint(f"{directory}/params.npz", {"w": jnp.ones(2)})
+        params = ng.load_checkpoint(f"{directory}/params.npz", like={"w": jnp.zeros(2)})
+    assert jnp.allclose(params["w"], 1.0)
+    ```
+    """
     header, payload = _read(Path(path))
     wanted, treedef = jax.tree_util.tree_flatten_with_path(like)
     _check_same(header, wanted, path)
@@ -66,7 +94,22 @@ def load_checkpoint(path: str | os.PathLike, like: PyTree) -> PyTree:
 
 
 class Checkpoints:
-    """A directory of checkpoints, one for every step that was saved, of which the newest `keep` stay."""
+    """A directory of checkpoints, one for every step that was saved, of which the newest `keep` stay.
+
+    ```python
+    import tempfile
+
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoints = ng.Checkpoints(directory, keep=2)
+        for step in (10, 20, 30):
+            checkpoints.save(step, {"w": jnp.full(2, step)})
+        step, tree = checkpoints.restore({"w": jnp.zeros(2, int)})
+    assert step == 30 and tree["w"][0] == 30
+    ```
+    """
 
     def __init__(self, directory: str | os.PathLike, keep: int = 3):
         if keep < 1:

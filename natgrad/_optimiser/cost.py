@@ -85,7 +85,7 @@ class BatchTerm(NamedTuple):
         `z` are used."""
         if not is_concrete((self.batch.y, self.batch.weights)):
             return
-        like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), z)
+        like = _tree.zeros(z)
         with jax.ensure_compile_time_eval():
             wrong = np.argwhere(~np.asarray(self.are_valid(like)))
         if not len(wrong):
@@ -315,12 +315,12 @@ def _in_pieces(function: Callable[[BatchTerm], PyTree], term: BatchTerm, num_pie
         return _tree.scale(piece.total / batch.total, function(term.on(piece)))
 
     pieces = jax.tree.map(lambda leaf: leaf[: count * size].reshape(count, size, *leaf.shape[1:]), batch)
-    first = jax.eval_shape(weighed, jax.tree.map(lambda leaf: leaf[0], pieces))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
+    first = jax.eval_shape(weighed, _tree.take(pieces, 0))
+    zeros = _tree.zeros(first)
     total, _ = jax.lax.scan(lambda total, piece: (_tree.add(total, weighed(piece)), None), zeros, pieces)
     if count * size == batch.size:
         return total
-    return _tree.add(total, weighed(jax.tree.map(lambda leaf: leaf[count * size :], batch)))
+    return _tree.add(total, weighed(_tree.take(batch, slice(count * size, None))))
 
 
 def _numbers(values: Array, ndim: int) -> Array:

@@ -15,9 +15,23 @@ from natgrad._types import Scalar
 
 
 class DampingMatrix(NamedTuple):
-    r"""The diagonal matrix $D$ that is added to a metric: `strength` (`None` without damping) times a multiplier for
-    every parameter, plus the `l2` coefficient of every parameter. With `is_relative` the first part is also multiplied
-    by the diagonal of the metric. `sizes` are the numbers of entries of the parameters."""
+    r"""The diagonal matrix $D$ that is added to a metric.
+
+    `strength` (`None` without damping) times a multiplier for every parameter, plus the `l2` coefficient of every
+    parameter. With `is_relative` the first part is also multiplied by the diagonal of the metric. `sizes` are the
+    numbers of entries of the parameters.
+
+    ```python
+    import jax
+    import natgrad as ng
+
+
+    def identity_direction(covector, damping):
+        # The `direction` of a structure with the identity for a metric: every parameter has damping of its own.
+        leaves, tree = jax.tree.flatten(covector)
+        return jax.tree.unflatten(tree, [g / (1 + damping.of_leaf(k)) for k, g in enumerate(leaves)])
+    ```
+    """
 
     strength: Any | None
     multipliers: LeafNumbers
@@ -71,7 +85,19 @@ class DampingMatrix(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """Losses and predicted decrease of a step. Decreases below `rounding` carry no information."""
+    """Losses and predicted decrease of a step. Decreases below `rounding` carry no information.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    damping = ng.LevenbergMarquardt(initial=1.0, every=1)
+    state = damping.start(damping.init(), jnp.array(1.0))
+    known = lambda value: ng.Quantity(jnp.array(value), jnp.array(True))
+    reduction = ng.Reduction(jnp.array(0), jnp.array(3.0), known(2.9), known(2.0), jnp.array(False), jnp.array(1e-6))
+    assert damping.update(state, reduction).strength > 1  # the loss fell by 0.1 instead of 2
+    ```
+    """
 
     steps: Int[Array, ""]
     loss: Scalar
@@ -92,7 +118,26 @@ class AbstractDamping(eqx.Module):
     `"identity"`, or the `"diagonal"` of the metric, which makes steps independent of the units of parameters.
     `multipliers` are factors for the parameters at or below a path.
 
-    A subclass states `strength`; one whose strength follows the run also `init` and `update`."""
+    A subclass states `strength`; one whose strength follows the run also `init` and `update`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+
+    class Decaying(ng.AbstractDamping):
+        # Damping that is halved every `half_life` steps.
+
+        half_life: float = 10.0
+
+        def strength(self, state, steps):
+            return 0.5 ** (steps / self.half_life)
+
+
+    assert jnp.allclose(Decaying().strength((), jnp.array(20)), 0.25)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), damping=Decaying())
+    ```
+    """
 
     shape: str = eqx.field(default="identity", kw_only=True, static=True)
     multipliers: Any = eqx.field(default=None, kw_only=True, converter=by_path(1.0))
@@ -145,8 +190,9 @@ class AbstractDamping(eqx.Module):
 
 
 class NoDamping(AbstractDamping):
-    """No damping: the metric is solved with as it is, which needs a structure that can (`Exact` uses a pseudo-inverse).
-    `ConstantDamping(0.0)` is turned into it.
+    """No damping: the metric is solved with as it is.
+
+    This needs a structure that can (`Exact` uses a pseudo-inverse). `ConstantDamping(0.0)` is turned into it.
 
     ```python
     import natgrad as ng
@@ -168,7 +214,19 @@ class ConstantDamping(AbstractDamping):
       the metric of the first batch, times `scale`.
     - `shape`: what the strength multiplies: the `"identity"`, or the `"diagonal"` of the metric, which makes steps
       independent of the units of parameters.
-    - `multipliers`: factors for the parameters at or below a path."""
+    - `multipliers`: factors for the parameters at or below a path.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+    import optax
+
+    damping = ng.ConstantDamping(0.1, shape="diagonal")
+    assert jnp.allclose(damping.strength(damping.init(), jnp.array(0)), 0.1)
+    scheduled = ng.ConstantDamping(optax.exponential_decay(1.0, transition_steps=10, decay_rate=0.5))
+    assert jnp.allclose(scheduled.strength(scheduled.init(), jnp.array(10)), 0.5)
+    ```
+    """
 
     value: Any = number(None)
     scale: Any = number(1.0)
@@ -202,10 +260,11 @@ class LevenbergMarquardtState(NamedTuple):
 
 
 class LevenbergMarquardt(AbstractDamping):
-    r"""Damping that follows how well steps are predicted: every so many steps the actual decrease of the loss is
-    compared with the decrease that the quadratic model predicts. Damping is multiplied by
-    $\omega = $ `decay`$^{every}$ if their ratio is above `high`, and divided by $\omega$ if it is below `low`. A
-    rejected step multiplies it by `growth` at once.
+    r"""Damping that follows how well steps are predicted.
+
+    Every so many steps the actual decrease of the loss is compared with the decrease that the quadratic model predicts.
+    Damping is multiplied by $\omega = $ `decay`$^{every}$ if their ratio is above `high`, and divided by $\omega$ if it
+    is below `low`. A rejected step multiplies damping by `growth` at once.
 
     **Arguments:**
 
@@ -214,6 +273,19 @@ class LevenbergMarquardt(AbstractDamping):
     - `minimum`, `maximum`: limits of the damping. By default the mean eigenvalue times the machine epsilon, and divided
       by it.
     - `shape`, `multipliers`: as for `ConstantDamping`.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), damping=ng.LevenbergMarquardt(initial=0.5, every=1))
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(info.damping, 0.5)
+    assert jnp.allclose(state.damping.strength, 0.45)  # the step was predicted well
+    ```
     """
 
     initial: Any = number(None)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
+from natgrad import _tree
 from natgrad._check import check_number, number, public
 from natgrad._optimiser.momentum import Flat
 from natgrad._optimiser.step.base import Expansion, Proposal, dot
@@ -20,7 +21,17 @@ class Soundness(NamedTuple):
 
     `is_finite`: loss and gradient are finite, and the last step did not make the loss diverge. `is_valid`: every target
     is in the domain of its objective, and some example has a weight above zero. `is_coupled`: some output depends on
-    other examples of the batch; no step is taken then."""
+    other examples of the batch; no step is taken then.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    yes, no = jnp.array(True), jnp.array(False)
+    assert ng.Soundness(is_finite=yes, is_valid=yes, is_coupled=no).is_sound
+    assert not ng.Soundness(is_finite=no, is_valid=yes, is_coupled=no).is_sound
+    ```
+    """
 
     is_finite: Bool[Array, ""]
     is_valid: Bool[Array, ""]
@@ -37,8 +48,27 @@ class Soundness(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A step on which a guard decides: the cost around the parameters, the proposed step, the update before it (`None`
-    without momentum), whether the batch is sound, and whether the last step was rejected."""
+    """A step on which a guard decides.
+
+    The cost around the parameters, the proposed step, the update before it (`None` without momentum), whether the batch
+    is sound, and whether the last step was rejected.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+
+    class Fearless(ng.AbstractGuard):
+        # Takes every step.
+
+        def conclude(self, state, trial):
+            w, last = trial.next
+            return ng.Conclusion(w, last, jnp.array(True), jnp.array(False), state)
+
+
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), guard=Fearless())
+    ```
+    """
 
     expansion: Expansion
     proposal: Proposal
@@ -59,8 +89,20 @@ class Trial(NamedTuple):
 
 
 class Conclusion(NamedTuple):
-    """What a guard decided: the parameters and the last update from here on, whether the step was accepted, whether the
-    run has failed, and the new state of the guard."""
+    """The decision of a guard on a step.
+
+    The parameters and the last update from here on, whether the step was accepted, whether the run has failed, and the
+    new state of the guard.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    w, stay = jnp.ones(2), jnp.array(False)
+    conclusion = ng.Conclusion(w, last=None, is_accepted=stay, is_given_up=jnp.array(False), state=())
+    assert not conclusion.is_accepted and jnp.allclose(conclusion.w, 1.0)
+    ```
+    """
 
     w: Flat
     last: Flat | None
@@ -70,8 +112,34 @@ class Conclusion(NamedTuple):
 
 
 class AbstractGuard(eqx.Module):
-    """Whether a step is taken. A guard may ask for the loss of the batch at the parameters before the last step, to see
-    whether that step is to blame for a loss that is out of the ordinary."""
+    """A rule that decides whether a step is taken.
+
+    A guard may ask for the loss of the batch at the parameters before the last step, to see whether that step is to
+    blame for a loss that is out of the ordinary.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+
+    class ShortSteps(ng.AbstractGuard):
+        # Rejects steps that are longer than one.
+
+        def conclude(self, state, trial):
+            is_short = jnp.linalg.norm(trial.proposal.update) <= 1
+            is_accepted = trial.soundness.is_sound & trial.proposal.is_accepted & is_short
+            w, last = jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), trial.next, trial.now)
+            return ng.Conclusion(w, last, is_accepted, is_given_up=jnp.array(False), state=state)
+
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), guard=ShortSteps())
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert not info.accepted and jnp.allclose(w, 0.0)  # the step would have been 1.5
+    ```
+    """
 
     def init(self, w: Flat, last: Flat | None) -> PyTree:
         """A state of the right shapes, for parameters and a last update. A run starts from zeros of these shapes."""
@@ -104,8 +172,9 @@ class AbstractGuard(eqx.Module):
 
 
 class NoGuard(AbstractGuard):
-    """Takes every step that the step rule accepts, also where the loss is not finite or rises, and stores nothing. Only
-    batches that cannot be used (an invalid target, coupled examples) are left out.
+    """Takes every step that the step rule accepts, also where the loss is not finite or rises.
+
+    It stores nothing. Only batches that cannot be used (an invalid target, coupled examples) are left out.
 
     ```python
     import natgrad as ng
@@ -116,7 +185,7 @@ class NoGuard(AbstractGuard):
 
     def conclude(self, state, trial):
         is_accepted = trial.soundness.is_usable & trial.proposal.is_accepted
-        w, last = jax.tree.map(lambda new, old: jnp.where(is_accepted, new, old), trial.next, trial.now)
+        w, last = _tree.where(is_accepted, trial.next, trial.now)
         return Conclusion(w, last, is_accepted, jnp.array(False), state)
 
 
@@ -134,7 +203,9 @@ class RollbackState(NamedTuple):
 
 
 class Rollback(AbstractGuard):
-    """Goes back to the parameters before the last step where the loss or its gradient is not finite, or where that step
+    """Takes back steps that make the loss diverge.
+
+    It goes back to the parameters before the last step where the loss or its gradient is not finite, or where that step
     has raised the loss of the same batch far beyond the usual spread of losses. Steps that would not be finite, or that
     the step rule does not accept, are not taken.
 
@@ -192,7 +263,7 @@ class Rollback(AbstractGuard):
         choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
         w, last = jax.tree.map(choose, trial.next, state.before, trial.now)
         is_new = is_accepted | (expansion.steps == 0)
-        before = jax.tree.map(lambda now, old: jnp.where(is_new, now, old), trial.now, state.before)
+        before = _tree.where(is_new, trial.now, state.before)
         # A step that is accepted may yet be taken back by the next.
         unless_back = jnp.where(trial.was_rejected, state.rejections, 0)
         rejections = jnp.where(is_accepted, unless_back, state.rejections + 1)

@@ -16,7 +16,21 @@ from natgrad._types import Scalar
 
 
 class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
-    """Outcomes of a step: those of its solve, and these."""
+    """Outcomes of a step: those of its solve, and these.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares())
+    w, batch = jnp.zeros((1, 1)), (jnp.ones((2, 1)), jnp.ones((2, 1)))
+    broken = (jnp.ones((2, 1)), jnp.full((2, 1), jnp.nan))
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), broken)
+    assert info.result == ng.STEP_RESULTS.invalid_batch
+    print(ng.STEP_RESULTS[info.result])
+    ```
+    """
 
     restored = (
         "The loss or its gradient was not finite, or the last step raised the loss far above its usual values, so the "
@@ -61,8 +75,19 @@ def _as_arrays(operation: Callable) -> Callable:
 
 
 class Quantity(eqx.Module):
-    """A number that a step may not have computed. Where `is_known` is false, the field `value` is zero, and conversions
-    (`float`, arrays, arithmetic) give NaN. Inside `jit` under `jax.debug_nans`, use the two fields."""
+    """A number that a step may not have computed.
+
+    Where `is_known` is false, the field `value` is zero, and conversions (`float`, arrays, arithmetic) give NaN. Inside
+    `jit` under `jax.debug_nans`, use the two fields.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    known, unknown = (ng.Quantity(jnp.array(2.0), jnp.array(is_known)) for is_known in (True, False))
+    assert float(known) == 2.0 and jnp.isnan(float(unknown))
+    ```
+    """
 
     value: Float[Array, "..."]
     is_known: Bool[Array, "..."]
@@ -106,8 +131,10 @@ class Quantity(eqx.Module):
 
 
 class Info(NamedTuple):
-    r"""What happened in a step. A `Quantity` says whether it was computed: the chosen parts decide. Of a step that was
-    not `accepted`, `loss_after` and the other numbers describe the proposed step.
+    r"""What happened in a step.
+
+    A `Quantity` says whether it was computed: the chosen parts decide. If the step was not `accepted`, `loss_after` and
+    the other numbers describe the proposed step.
 
     - `loss`: of the whole batch before the step, penalties included.
     - `loss_after`: the same after the step.
@@ -122,6 +149,20 @@ class Info(NamedTuple):
     - `failures`: how often an inverse of a block was not finite, so far, and the one before it was kept. Damping
       below the rounding error of a factor is raised automatically and not counted.
     - `aux`: what the model returned besides its outputs.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares())
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert info.accepted and jnp.allclose(info.loss, 11.25)
+    assert not info.loss_after.is_known  # by default computed at every fifth step
+    print(ng.STEP_RESULTS[info.result])
+    ```
     """
 
     loss: Scalar

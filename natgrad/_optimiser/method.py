@@ -1,4 +1,4 @@
-"""Methods of an optimiser that both `jax.jit` and `equinox.filter_jit` compile."""
+"""Methods of a module that both `jax.jit` and `equinox.filter_jit` compile."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,30 +6,30 @@ from typing import Any
 import equinox as eqx
 
 
-class OptimiserMethod(eqx.Module):
-    """A method with its optimiser, as a tree: `equinox.filter_jit` sees the numbers of the optimiser as arguments, so
-    that other numbers need no new compilation.
+class CompilableMethod(eqx.Module):
+    """A method with its module, as a tree: `equinox.filter_jit` sees the numbers of the module as arguments, so that
+    other numbers, of an optimiser for example, need no new compilation.
 
     It is compared by identity, since `jax.jit` hashes the functions that it compiles, and arrays have no hash. (A bound
     method of an `equinox.Module` is hashed by its fields: equinox 0.13.)"""
 
     function: Callable = eqx.field(static=True)
-    optimiser: eqx.Module
+    module: eqx.Module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self.optimiser, *args, **kwargs)
+        return self.function(self.module, *args, **kwargs)
 
     def __hash__(self) -> int:
-        return hash((self.function, id(self.optimiser)))
+        return hash((self.function, id(self.module)))
 
     def __eq__(self, other: object) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not isinstance(other, OptimiserMethod):
+        if not isinstance(other, CompilableMethod):
             return False
-        return self.function is other.function and self.optimiser is other.optimiser
+        return self.function is other.function and self.module is other.module
 
     @property
     def __wrapped__(self) -> Callable:
-        return self.function.__get__(self.optimiser, type(self.optimiser))
+        return self.function.__get__(self.module, type(self.module))
 
     @property
     def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -44,4 +44,4 @@ class compilable:
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self.function if instance is None else OptimiserMethod(self.function, instance)
+        return self.function if instance is None else CompilableMethod(self.function, instance)

@@ -45,10 +45,27 @@ class AbstractObjective(eqx.Module):
 
 
 class Objective(AbstractObjective):
-    """Any loss `loss(z, y)` of one example, with any geometry. If a batch has weights for positions, the loss is that
-    of one position.
+    """Any loss `loss(z, y)` of one example, with any geometry.
 
-    The two need not belong together: a natural gradient is the gradient of the loss, measured in the geometry."""
+    If a batch has weights for positions, `loss` is the loss of one position.
+
+    The two need not belong together: a natural gradient is the gradient of the loss, measured in the geometry.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+    import optax
+
+
+    def huber(z, y):
+        return jnp.sum(optax.huber_loss(z, y))
+
+
+    objective = ng.Objective(huber, ng.Euclidean())
+    opt = ng.NaturalGradient(lambda w, x: x @ w, objective)
+    assert jnp.allclose(objective.loss(jnp.array([3.0]), jnp.zeros(1)), 2.5)
+    ```
+    """
 
     _loss: Callable
     _geometry: AbstractGeometry
@@ -79,7 +96,16 @@ class Objective(AbstractObjective):
 
 
 class LeastSquares(AbstractObjective):
-    r"""Half the squared residual $\frac12\|z - y\|^2$ in the Euclidean geometry. A target of `None` is zero."""
+    r"""Half the squared residual $\frac12\|z - y\|^2$ in the Euclidean geometry. A target of `None` is zero.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    objective = ng.LeastSquares()
+    assert jnp.allclose(objective.loss(jnp.array([3.0, 4.0]), jnp.zeros(2)), 12.5)
+    ```
+    """
 
     def loss(self, z, y):
         if y is None:
@@ -102,8 +128,9 @@ class LeastSquares(AbstractObjective):
 
 
 class Likelihood(AbstractObjective):
-    r"""The negative log-likelihood of an exponential family with natural parameters $z$, in its Fisher metric. A family
-    given as an objective is turned into it.
+    r"""The negative log-likelihood of an exponential family with natural parameters $z$, in its Fisher metric.
+
+    A family given as an objective is turned into it.
 
     Targets need not be observations: any mean of observations (such as grey pixels under `Bernoulli`) will do.
 
@@ -111,6 +138,15 @@ class Likelihood(AbstractObjective):
 
     - `ignore_label`: a label that stands for no label at all, such as the -100 that pads sequences: its examples or
       positions have weight zero. Only for the categorical families; for others, `Bernoulli` included, use weights.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    objective = ng.Likelihood(ng.Categorical(), ignore_label=-100)
+    assert jnp.allclose(objective.loss(jnp.zeros(4), jnp.array(1)), jnp.log(4.0))
+    assert objective.counted(jnp.array([1, -100])).tolist() == [True, False]
+    ```
     """
 
     family: AbstractFamily

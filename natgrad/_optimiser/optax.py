@@ -19,10 +19,12 @@ from natgrad._optimiser.trainable import filter_of
 
 @public
 def as_optax(opt: NaturalGradient, batch: Any, *, all_params: PyTree = None) -> optax.GradientTransformationExtraArgs:
-    """The optimiser as a gradient transformation: `update(grads, state, params, batch=..., key=...)` returns what to
-    add to the parameters. In `optax.chain`, transformations before it act on the gradient and transformations after it
-    on the update. Invalid batches and coupled examples raise, also under `jit`; other rejected steps return zeros
-    (`opt.update` returns the `info` that says so).
+    """The optimiser as a gradient transformation of optax.
+
+    `update(grads, state, params, batch=..., key=...)` returns what to add to the parameters. In `optax.chain`,
+    transformations before it act on the gradient and transformations after it on the update. Invalid batches and
+    coupled examples raise, also under `jit`; other rejected steps return zeros (`opt.update` returns the `info` that
+    says so).
 
     Under `optax.masked` and `optax.multi_transform`, the parameters that they pass on are trained and the others held
     fixed. The model needs all of them: give `all_params` here and to `update`.
@@ -31,6 +33,22 @@ def as_optax(opt: NaturalGradient, batch: Any, *, all_params: PyTree = None) -> 
 
     - `batch`: an example batch with the shapes used in `update`: arrays, or `jax.ShapeDtypeStruct`s.
     - `all_params`: all parameters of the model, or their shapes, where optax passes only some.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+    import optax
+
+    model, w = lambda w, x: x @ w, jnp.zeros((1, 1))
+    x = jnp.array([[1.0], [2.0]])
+    batch = x, 3 * x
+    opt = ng.NaturalGradient(model, ng.LeastSquares(), ng.Exact(), ng.ConstantDamping(0.5), step=ng.ConstantStep(1.0))
+    transform = optax.chain(ng.as_optax(opt, batch), optax.scale(0.5))
+    gradient = jax.grad(lambda w: jnp.mean((model(w, x) - 3 * x) ** 2) / 2)(w)
+    update, state = jax.jit(transform.update)(gradient, transform.init(w), w, batch=batch)
+    assert jnp.allclose(update, 0.5 * 7.5 / 3)
+    ```
     """
 
     def update(
@@ -68,13 +86,30 @@ def scale_by_natural_gradient(
     all_params: PyTree = None,
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Replaces gradients $g$ by natural gradients $(G + D)^{-1}g$, as one of the transformations that `optax.chain`
-    takes; learning rate and momentum are left to others, such as `optax.scale(-0.1)`.
+    r"""Replaces gradients $g$ by natural gradients $(G + D)^{-1}g$, as a transformation for `optax.chain`.
+
+    Learning rate and momentum are left to other transformations, such as `optax.scale(-0.1)`.
 
     **Arguments:**
 
     - `batch`, `all_params`: as for `as_optax`; others as for `NaturalGradient`. Damping is constant by default, at the
       mean eigenvalue of the metric of the first batch.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+    import optax
+
+    model, w = lambda w, x: x @ w, jnp.zeros((1, 1))
+    x = jnp.array([[1.0], [2.0]])
+    batch = x, 3 * x
+    scale = ng.scale_by_natural_gradient(model, ng.LeastSquares(), batch, ng.Exact(), ng.ConstantDamping(0.5))
+    transform = optax.chain(scale, optax.scale(-0.1))
+    gradient = jax.grad(lambda w: jnp.mean((model(w, x) - 3 * x) ** 2) / 2)(w)
+    update, state = jax.jit(transform.update)(gradient, transform.init(w), w, batch=batch)
+    assert jnp.allclose(update, 0.1 * 7.5 / 3)
+    ```
     """
     damping = ConstantDamping() if damping is None else damping
     opt = NaturalGradient(

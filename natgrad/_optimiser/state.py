@@ -16,6 +16,16 @@ class State(eqx.Module):
     - `structure`, `damping`, `rule`, `guard`: what these parts of the optimiser remember.
     - `last`: the last update as a vector; `None` without momentum.
     - `was_rejected`: whether the last step was not taken, or taken back.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares())
+    w, batch = jnp.zeros((1, 1)), (jnp.ones((2, 1)), jnp.ones((2, 1)))
+    state = opt.init(w, batch)
+    assert state.steps == 0 and state.replace(steps=jnp.array(100)).steps == 100
+    ```
     """
 
     steps: Int[Array, ""]

@@ -16,8 +16,9 @@ from natgrad._point.batch import Batch, Weights
 
 
 class Term(eqx.Module):
-    r"""One term of a problem: the mean over its batch of `objective` at `model(params, x)`, times `weight`. Its metric
-    is that of the model, times the same weight.
+    r"""One term of a cost: the mean of `objective` at `model(params, x)` over its batch, times `weight`.
+
+    Its metric is the metric of the model, times the same weight.
 
     **Arguments:**
 
@@ -68,7 +69,22 @@ class Term(eqx.Module):
 class Terms(eqx.Module):
     """A problem that is a sum of terms, each with a batch of its own: `Terms(interior=Term(...), boundary=...)`.
 
-    Batches are then a mapping from the names of the terms."""
+    Batches are then a mapping from the names of the terms.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    model = lambda w, x: x @ w
+    terms = ng.Terms(data=ng.Term(model, ng.LeastSquares()), edge=ng.Term(model, ng.LeastSquares(), weight=4.0))
+    opt = ng.NaturalGradient(terms)
+    x, w = jnp.array([[1.0], [2.0]]), jnp.zeros((1, 1))
+    batch = {"data": (x, 3 * x), "edge": (jnp.ones((1, 1)), jnp.ones((1, 1)))}
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(info.loss, 11.25 + 4 * 0.5)
+    ```
+    """
 
     terms: dict[str, Term]
 
@@ -79,7 +95,7 @@ class Terms(eqx.Module):
         self.terms = terms
 
 
-def as_terms(problem: Any, objective: Any, has_aux: bool = False) -> dict[str | None, Term]:
+def as_terms(problem: Any, objective: Any) -> dict[str | None, Term]:
     """The terms of a problem, or a model with its objective as the only one."""
     if isinstance(problem, Term | Terms):
         if objective is not None:
@@ -87,17 +103,13 @@ def as_terms(problem: Any, objective: Any, has_aux: bool = False) -> dict[str | 
                 f"{caller()} got `{type(problem).__name__}`, which has objectives of its own, and an `objective`. "
                 "Leave that out."
             )
-        if has_aux:
-            raise ValueError(
-                "`has_aux=True` is for a model; with `Terms`, pass it to each term: `Term(..., has_aux=True)`."
-            )
         return {None: problem} if isinstance(problem, Term) else {**problem.terms}
     if objective is None:
         raise TypeError(
             f"{caller()} needs an `objective` for its model: an exponential family, `LeastSquares()`, or "
             "`Objective(loss, geometry)`."
         )
-    return {None: Term(problem, objective, has_aux=has_aux)}
+    return {None: Term(problem, objective)}
 
 
 def batches_of(terms: Mapping[str | None, Term], data: Any) -> Iterator[tuple[Term, Batch]]:

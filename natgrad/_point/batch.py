@@ -17,8 +17,10 @@ Weights = Float[Array, "N ..."]
 
 
 class Batch(eqx.Module):
-    r"""Examples: inputs, targets, weights and masks. Accepted in place of `x` by every function that takes a model and
-    data, and in place of `(x, y)` by `NaturalGradient`.
+    r"""Examples: inputs, targets, weights and masks.
+
+    Accepted in place of `x` by every function that takes a model and data, and in place of `(x, y)` by
+    `NaturalGradient`.
 
     **Arguments:**
 
@@ -33,7 +35,12 @@ class Batch(eqx.Module):
       a tree of these.
 
     ```python
-    padded = ng.kfac(model, geometry, params, ng.Batch(words, mask=mask))
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x, weights = jnp.array([[1.0], [2.0]]), jnp.array([1.0, 0.0])
+    batch = ng.Batch(x, weights=weights)  # the second example does not count
+    assert jnp.allclose(ng.pullback(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros(1), batch).trace(), 1.0)
     ```
     """
 

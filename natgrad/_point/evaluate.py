@@ -150,11 +150,6 @@ def evaluate(
     `pullback`, `diagonal`, `kfac`, `ekfac`, `gram`, `natural_gradient` and `per_example` accept the point in place of
     the model, and repeat no forward pass:
 
-    ```python
-    point = ng.evaluate(model, ng.Fisher(ng.Categorical(10)), params, x)
-    blocks, kernel = ng.kfac(point, key=key), ng.gram(point, key=key)
-    ```
-
     **Arguments:**
 
     - `model`: `model(params, x) -> z`, with examples along the leading axis of `z`. With `x=None` it is
@@ -162,6 +157,16 @@ def evaluate(
     - `geometry`: of one example's output; `None` where only `per_example` is wanted.
     - `x`: inputs, or a `Batch` with weights, masks or axes of examples.
     - `has_aux`, `check`, `budget`: as for `per_example`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0, 0.0], [0.0, 2.0]])
+    point = ng.evaluate(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros(2), x)
+    kernel, metric = ng.gram(point), ng.pullback(point)
+    assert jnp.allclose(jnp.trace(kernel.reshape(2, 2)) / 2, metric.trace())
+    ```
     """
     place = locate(model, geometry, params, x, has_aux=has_aux, check=check, budget=budget)
     point = _evaluated(place)
@@ -200,6 +205,15 @@ def per_example(
       the gradient of the batch. On concrete data this is done once for a model and its shapes, for the cost of a
       gradient. Under `jit` it is read off the program where that is possible, and otherwise costs a forward pass.
     - `budget`: how many bytes may be used at once for what has to be formed for each example.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0, 0.0], [3.0, 4.0]])
+    gradients = ng.per_example(lambda w, x: x @ w, jnp.zeros(2), x, jnp.ones(2))
+    assert jnp.allclose(gradients.norms(), jnp.array([1.0, 5.0]))
+    ```
     """
     place = locate(model, None, params, x, has_aux=has_aux, check=check, budget=budget)
     point = point_in(place)
@@ -208,7 +222,7 @@ def per_example(
     refuse_weights(point.map.batch, "Cotangents carry their weights themselves, and what the gradients are used for")
     has_data = point.map.batch.x is not None
     if callable(cotangents):
-        cotangents = cotangents(point.z if has_data else jax.tree.map(lambda z: z[0], point.z))
+        cotangents = cotangents(point.z if has_data else _tree.take(point.z, 0))
     is_stacked = check_cotangents(cotangents, point.z, has_data)
     return point.per_example(point.refuse_coupled(cotangents), is_stacked=is_stacked)
 

@@ -37,7 +37,17 @@ class ParameterReport(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The sites of a model and its parameters. Printed, two tables."""
+    """The sites of a model and its parameters. Printed, two tables.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    gradients = ng.per_example(lambda w, x: x @ w, jnp.zeros(2), jnp.ones((3, 2)), jnp.ones(3))
+    explanation = gradients.explain()
+    assert len(explanation.sites) == len(explanation.parameters) == 1
+    ```
+    """
 
     sites: tuple[SiteReport, ...]
     parameters: tuple[ParameterReport, ...]

@@ -29,8 +29,9 @@ class SiteFactors(NamedTuple):
 
 
 class PerExample(eqx.Module):
-    r"""The matrix whose rows are the gradients $g_i = J_i^\top u_i$ of single examples, for cotangents $u_i$ of their
-    outputs, without its rows.
+    r"""The matrix whose rows are the gradients of single examples, without forming the rows.
+
+    The rows are $g_i = J_i^\top u_i$ for cotangents $u_i$ of the outputs.
 
     One forward and one backward pass have left, at every place where a parameter meets the data, the input $a_i$ and
     the cotangent $h_i$ of the result; every statistic is computed from these. Nothing is averaged over examples. If
@@ -38,7 +39,18 @@ class PerExample(eqx.Module):
     `(C, N, C, N)`.
 
     Use it inside `jax.jit`, where statistics that are not asked for cost nothing. Statistics are in single precision
-    at least, and can be differentiated."""
+    at least, and can be differentiated.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0, 0.0], [3.0, 4.0]])
+    gradients = ng.per_example(lambda w, x: x @ w, jnp.zeros(2), x, jnp.ones(2))
+    assert jnp.allclose(gradients.gram(), x @ x.T)
+    assert jnp.allclose(gradients.squared_sum(), jnp.array([10.0, 16.0]))
+    ```
+    """
 
     leaves: list[Array]
     x: PyTree
@@ -95,7 +107,7 @@ class PerExample(eqx.Module):
             if not parameter.uses or not count:
                 return jnp.zeros((count, self._shape[1], *leaf.shape), _tree.wide(leaf))
             block = rows_of(recording, parameter)
-            return stacked(block.expand, jax.tree.map(lambda x: x[examples], block.data), block.chunk(self.budget))
+            return stacked(block.expand, _tree.take(block.data, examples), block.chunk(self.budget))
 
         return self._unflatten([self._by_cotangent(of(parameter)) for parameter in self.parameters])
 

@@ -85,7 +85,19 @@ class Point(eqx.Module):
     in place of the model: all metrics of one point then cost one forward pass together. Made by `evaluate`.
 
     With sites, the inputs of every operation that a parameter takes part in were recorded, from which statistics of
-    single examples are computed."""
+    single examples are computed.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    point = ng.evaluate(lambda w, x: x @ w, ng.Euclidean(), jnp.ones(1), x)
+    assert jnp.allclose(point.z, jnp.array([1.0, 2.0]))
+    assert jnp.allclose(point.push(jnp.ones(1)), jnp.array([1.0, 2.0]))
+    assert jnp.allclose(ng.pullback(point).as_matrix(), ng.kfac(point).as_matrix())
+    ```
+    """
 
     map: OutputMap
     params: PyTree
@@ -213,7 +225,7 @@ class Point(eqx.Module):
         def sums(columns: Output) -> PyTree:
             # One column at a time keeps what rematerialisation saves.
             is_single = jax.tree.leaves(columns)[0].shape[0] == 1
-            columns = jax.tree.map(lambda s: s[0], columns) if is_single else columns
+            columns = _tree.take(columns, 0) if is_single else columns
             return self.per_example(columns, is_stacked=not is_single).power_sum(power)
 
         return summed(sums, columns, self.column_chunk(columns))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from natgrad import _tree
 from natgrad._program.plan import Site
 from natgrad._program.values import Dependent, Free
 from natgrad._uses.base import Use, spread
@@ -76,13 +77,13 @@ def summed(function: Callable[[PyTree], PyTree], data: PyTree, chunk: int) -> Py
     chunk = _even(count, chunk)
     whole = count - count % chunk
     parts = jax.tree.map(lambda x: x[:whole].reshape(whole // chunk, chunk, *x.shape[1:]), data)
-    first = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+    first = jax.eval_shape(function, _tree.take(parts, 0))
+    zeros = _tree.zeros(first)
     step = lambda total, part: (jax.tree.map(jnp.add, total, function(part)), None)
     total, _ = jax.lax.scan(step, zeros, parts)
     if whole == count:
         return total
-    return jax.tree.map(jnp.add, total, function(jax.tree.map(lambda x: x[whole:], data)))
+    return jax.tree.map(jnp.add, total, function(_tree.take(data, slice(whole, None))))
 
 
 def stacked(function: Callable[[PyTree], Any], data: PyTree, chunk: int) -> Any:

@@ -14,7 +14,17 @@ from natgrad._types import Scalar
 
 
 class PROXIMAL_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
-    """Outcomes of a proximal step: the outcomes of a linear solve, and four more."""
+    """Outcomes of a proximal step: the outcomes of a linear solve, and four more.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    problem = ng.ProximalProblem(lambda w: jnp.sum(w**2), ng.Euclidean(), strength=2.0)
+    step = ng.natural_step(problem, jnp.array([1.0]))
+    assert step.result == ng.PROXIMAL_RESULTS.successful
+    ```
+    """
 
     unfinished = (
         "The inner iteration stopped before it was accurate; see `residual`. Likely causes: (a) `max_steps` is too "
@@ -45,6 +55,15 @@ class ProximalStep(eqx.Module):
       region, the multiplier of the constraint.
     - `num_steps`: steps of the inner iteration; zero without one.
     - `result`: a member of `PROXIMAL_RESULTS`, whose text says what happened.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    problem = ng.ProximalProblem(lambda w: jnp.sum(w**2), ng.Euclidean(), strength=2.0)
+    step = ng.natural_step(problem, jnp.array([1.0]))
+    assert jnp.allclose(step.value, 0.0) and jnp.allclose(step.divergence, 0.5)
+    ```
     """
 
     value: PyTree
@@ -78,7 +97,7 @@ def conclude(
     is_finite = jnp.all(jnp.stack(numbers))
 
     def or_start(is_good: Bool[Array, ""], point: PyTree) -> PyTree:
-        return jax.tree.map(lambda new, old: jnp.where(is_good, new, old), point, w)
+        return _tree.where(is_good, point, w)
 
     value = or_start(is_finite, value)
     is_inside = problem.space.contains(value)
@@ -141,7 +160,7 @@ def within_domain(problem: ProximalProblem, w: PyTree, candidate: Any) -> Candid
     # derivative.
     start = problem.strength / 2, w, jnp.array(False)
     (strength, point, is_inside), _ = jax.lax.scan(double, start, length=60)
-    point = jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), point, w)
+    point = _tree.where(is_inside, point, w)
     results: Any = PROXIMAL_RESULTS
     result = results.where(strength > problem.strength, results.shortened, results.successful)
     return Candidate(point, strength, results.where(is_inside, result, results.left_domain))

@@ -102,8 +102,9 @@ def _identity(params: PyTree) -> PyTree:
 
 
 class ProximalProblem(eqx.Module):
-    r"""Minimise $J(u) + \mu\,\rho(u, w)$ over $u$: lower a cost without moving far from $w$. The steps take $w$ and
-    solve the problem or an approximation:
+    r"""Minimise $J(u) + \mu\,\rho(u, w)$ over $u$: lower a cost without moving far from $w$.
+
+    The steps take $w$ and solve the problem or an approximation:
 
     | step | cost | dissimilarity |
     |---|---|---|

@@ -47,13 +47,17 @@ class Neighbourhood(NamedTuple):
         step = self.problem.space.tangent(_tree.flatten(wide)[1](change))
         return unflatten(flat.astype(change.dtype) + _tree.flatten(step)[0])
 
+    def distance(self, u: PyTree) -> Scalar:
+        r"""$\rho(u, w)$, in the precision of changes."""
+        return self.problem.space.dissimilarity(u, self.w).astype(self.start.dtype)
+
     def guard(self, function: Callable[[PyTree], Scalar]) -> Callable[[Array], Scalar]:
         """`function` as a function of the change, infinite outside the domain, where it is not evaluated."""
 
         def guarded(change: Float[Array, " P"]) -> Scalar:
             u = self.point(change)
             is_inside = self.problem.space.contains(u)
-            safe = jax.tree.map(lambda new, old: jnp.where(is_inside, new, old), u, self.w)
+            safe = _tree.where(is_inside, u, self.w)
             return jnp.where(is_inside, function(safe), jnp.inf).astype(change.dtype)
 
         return guarded
@@ -101,6 +105,15 @@ def proximal_point(
     - `w`: the point to start from, a tree of arrays.
     - `solver`: a minimiser of optimistix, by default BFGS or, above 500 parameters, L-BFGS.
     - `max_steps`: of the inner iteration, by default 1000.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    problem = ng.ProximalProblem(lambda w: jnp.sum(w**2), ng.Euclidean(), strength=2.0)
+    step = ng.proximal_point(problem, jnp.array([1.0]))
+    assert jnp.allclose(step.value, 0.5, atol=1e-4)  # 2u + 2(u - 1) = 0
+    ```
     """
     problem.check(w)
     mu = problem.strength
@@ -130,7 +143,18 @@ def mirror_step(
     - multiples and products of these.
 
     Other dissimilarities need an inner iteration with `solver` and `max_steps` as in `proximal_point`. If a step in
-    closed form would leave the domain, `strength` is doubled until it stays inside, and `result` says so."""
+    closed form would leave the domain, `strength` is doubled until it stays inside, and `result` says so.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    # Exponentiated gradient: probabilities are multiplied by the exponential of minus the losses.
+    losses = jnp.array([0.0, jnp.log(3.0)])
+    problem = ng.ProximalProblem(lambda p: losses @ p, ng.DualFisher(ng.Categorical()))
+    assert jnp.allclose(ng.mirror_step(problem, jnp.array([0.5, 0.5])).value, jnp.array([0.75, 0.25]))
+    ```
+    """
     problem.check(w)
     gradient = problem.gradient(w)
 
@@ -199,7 +223,17 @@ def damped_newton_step(
     With the Euclidean distance it is Newton's method with damping $\mu$. The step goes to a stationary point of the
     quadratic model, which is a minimum only where $\nabla^2J + \mu G$ is positive definite. Near a saddle of the cost
     and with little strength it goes towards the saddle, and `result` says so. The default `solver` is
-    `PseudoInverse()`."""
+    `PseudoInverse()`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    problem = ng.ProximalProblem(lambda w: jnp.sum(w**2), ng.Euclidean(), strength=2.0)
+    step = ng.damped_newton_step(problem, jnp.array([1.0]))
+    assert jnp.allclose(step.value, 0.5)  # 1 - (2 + 2)^-1 2
+    ```
+    """
     problem.check(w)
     gradient = problem.gradient(w)
     curvature = SumMetric((hessian(problem.cost, w), problem.strength * problem.space.metric(w)))

@@ -18,7 +18,18 @@ Flat: TypeAlias = Float[Array, " P"]
 
 
 class RESULTS(eqx.Enumeration):
-    """Outcomes of a solve. `RESULTS[result]` is a message with likely causes and fixes."""
+    """Outcomes of a solve. `RESULTS[result]` is a message with likely causes and fixes.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    saddle = ng.hessian(lambda w: w[0] ** 2 - w[1] ** 2, jnp.zeros(2))
+    solution = ng.solve(saddle, jnp.ones(2), solver=ng.CG())
+    assert solution.result == ng.RESULTS.not_positive_definite
+    print(ng.RESULTS[solution.result])
+    ```
+    """
 
     successful = "The system was solved."
     max_steps_reached = (
@@ -53,6 +64,15 @@ class Solution(eqx.Module):
     - `stats`: dictionary with the relative `residual`, and `num_steps` (`CG`), `rank` (`PseudoInverse`) or `rows`
       (`SampleSpace`).
     - `solver`: name of the solver, and why `Auto` chose it.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    solution = ng.solve(ng.hessian(lambda w: w @ w, jnp.zeros(2)), jnp.ones(2), solver=ng.Cholesky())
+    assert jnp.allclose(solution.value, 0.5)
+    assert solution.result == ng.RESULTS.successful and solution.stats["residual"] < 1e-6
+    ```
     """
 
     value: PyTree
@@ -71,7 +91,16 @@ class DampedMetric(AbstractMetric):
     - `dtype`: of the vectors, by default the widest of the parameters.
 
     `unflatten` turns a flat vector into a tree like the parameters. `is_undamped` says whether the damping was known to
-    be zero when the operator was made."""
+    be zero when the operator was made.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    operator = ng.DampedMetric(ng.DiagonalMetric({"w": jnp.array([1.0, 4.0])}), damping=0.5)
+    assert jnp.allclose(operator.as_matrix(), jnp.diag(jnp.array([1.5, 4.5])))
+    ```
+    """
 
     metric: lx.AbstractLinearOperator
     damping: Scalar

@@ -24,7 +24,17 @@ class CG(AbstractSolver):
       and positive definite.
     - `initial`: where to start from, such as the previous solution.
 
-    Stops at the first direction of negative or zero curvature and reports it."""
+    Stops at the first direction of negative or zero curvature and reports it.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.hessian(lambda w: w[0] ** 2 + 2 * w[1] ** 2, jnp.zeros(2))
+    solution = ng.solve(metric, jnp.ones(2), solver=ng.CG(rtol=1e-5))
+    assert jnp.allclose(solution.value, jnp.array([0.5, 0.25])) and solution.stats["num_steps"] == 2
+    ```
+    """
 
     rtol: Any = number(1e-6)
     max_steps: int | None = None

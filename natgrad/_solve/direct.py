@@ -12,8 +12,19 @@ from natgrad._solve.base import AbstractSolver, success_if
 
 
 class Cholesky(AbstractSolver):
-    """The dense matrix, factorised. For up to some thousands of parameters; needs damping where parameters are
-    redundant."""
+    """The Cholesky factorisation of the dense matrix.
+
+    For up to some thousands of parameters; needs damping where parameters are redundant.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.hessian(lambda w: w[0] ** 2 + w[0] * w[1] + w[1] ** 2, jnp.zeros(2))
+    solution = ng.solve(metric, jnp.ones(2), damping=1.0, solver=ng.Cholesky())
+    assert jnp.allclose(solution.value, 0.25)
+    ```
+    """
 
     def init(self, operator, options):
         return _linalg.cholesky(operator.as_matrix())
@@ -27,12 +38,23 @@ class Cholesky(AbstractSolver):
 
 
 class PseudoInverse(AbstractSolver):
-    r"""The Moore-Penrose pseudo-inverse of the dense matrix: the least-squares solution of least norm, for metrics of
-    any rank.
+    r"""The Moore-Penrose pseudo-inverse of the dense matrix, for metrics of any rank.
+
+    The solution is the least-squares solution of least norm.
 
     Eigenvalues below `rtol` times the largest (in size) count as zero; `None` means the number of parameters times the
     machine epsilon, as in NumPy. The rank that was found is in `stats`. Without damping and outside the range of
-    the metric, the residual is the part of the covector that no step can change."""
+    the metric, the residual is the part of the covector that no step can change.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.hessian(lambda w: (w[0] + w[1]) ** 2, jnp.zeros(2))  # depends on the sum only
+    solution = ng.solve(metric, jnp.array([2.0, 2.0]), solver=ng.PseudoInverse())
+    assert jnp.allclose(solution.value, 0.5) and solution.stats["rank"] == 1
+    ```
+    """
 
     rtol: Any = number(None)
 

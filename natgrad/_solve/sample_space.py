@@ -8,15 +8,28 @@ from natgrad._solve.base import AbstractSolver, success_if
 
 
 class SampleSpace(AbstractSolver):
-    r"""Solves in the space of samples instead of parameters, by $R$ with $G = R^\top R$ (Woodbury):
-    $(G + \lambda I)^{-1}g = \frac1\lambda\big(g - R^\top(R R^\top + \lambda I)^{-1}R g\big)$.
+    r"""Solves in the space of samples instead of parameters (Woodbury).
+
+    By $R$ with $G = R^\top R$: $(G + \lambda I)^{-1}g = \frac1\lambda\big(g - R^\top(R R^\top + \lambda I)^{-1}R
+    g\big)$.
 
     The matrix to factorise has as many rows as the batch has examples times output columns, whatever the number of
     parameters. Needs damping. The formula subtracts nearly equal vectors when the damping is tiny next to the
     metric; one step of refinement wins the digits back until damping meets rounding. If the covector is the gradient
     $\frac1N\sum_i J_i^\top r_i$ of a mean loss, pass the gradients $r_i$ of the
     examples' losses in their outputs as `cotangents`: with $g = R^\top a$ the solution is
-    $R^\top(R R^\top + \lambda I)^{-1}a$, which loses nothing."""
+    $R^\top(R R^\top + \lambda I)^{-1}a$, which loses nothing.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[3.0, 4.0]])  # one example, so the system has one row
+    metric = ng.pullback(lambda w, x: x @ w, ng.Euclidean(), jnp.zeros(2), x)
+    solution = ng.solve(metric, x[0], damping=1.0, solver=ng.SampleSpace())
+    assert jnp.allclose(solution.value, x[0] / 26) and solution.stats["rows"] == 1
+    ```
+    """
 
     cotangents: PyTree = None
 

@@ -30,7 +30,17 @@ class Auto(AbstractSolver):
 
     With `dense` the largest matrix it will factorise: few parameters, the dense matrix (`Cholesky`, or
     `PseudoInverse` without damping); few samples, `SampleSpace`; otherwise `CG`. A diagonal metric is divided by, and
-    one made of blocks is solved block by block."""
+    one made of blocks is solved block by block.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.hessian(lambda w: w @ w, jnp.zeros(2))
+    solution = ng.solve(metric, jnp.ones(2), damping=0.5, solver=ng.Auto(dense=100))
+    assert jnp.allclose(solution.value, 0.4) and "Cholesky" in solution.solver
+    ```
+    """
 
     dense: int = DENSE
 
@@ -99,7 +109,17 @@ def solve(
     the widest of them. The default solver is `Auto()`; any `lineax.AbstractLinearSolver` is accepted.
 
     The solution can be differentiated in forward and reverse mode with respect to the metric, the covector and the
-    damping. The derivative is that of the equation, also where `CG` stopped early."""
+    damping. The derivative is that of the equation, also where `CG` stopped early.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    metric = ng.DiagonalMetric(jnp.array([1.0, 4.0]))
+    solution = ng.solve(metric, jnp.ones(2), damping=1.0)
+    assert jnp.allclose(solution.value, jnp.array([0.5, 0.2])) and solution.result == ng.RESULTS.successful
+    ```
+    """
     solver = Auto() if solver is None else solver
     if not isinstance(solver, lx.AbstractLinearSolver):
         raise TypeError(
@@ -188,12 +208,27 @@ def natural_gradient(
     has_aux: bool = False,
     check: bool = True,
 ) -> PyTree:
-    r"""The natural gradient $(G + \lambda I)^{-1}g$: the `gradient` of any cost, turned into the direction that is
-    steepest when steps are measured by how far they move the outputs of the model. Follow it downhill.
+    r"""The natural gradient $(G + \lambda I)^{-1}g$ of any cost with gradient $g$.
+
+    It is the direction that is steepest when steps are measured by how far they move the outputs of the model. Follow
+    it downhill.
 
     Raises if the system could not be solved (a truncated `CG` counts as solved); use `pullback` and `solve` to decide
     for yourself. Can be differentiated like `solve`. `has_aux` and `check` are as for `pullback`; with a `Point` from
-    `evaluate` in place of the model, `natural_gradient(point, gradient=...)`, there is no further forward pass."""
+    `evaluate` in place of the model, `natural_gradient(point, gradient=...)`, there is no further forward pass.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    model, w = lambda w, x: x @ w, jnp.zeros(1)
+    x, y = jnp.array([[1.0], [2.0]]), jnp.array([3.0, 6.0])
+    gradient = jax.grad(lambda w: jnp.mean((model(w, x) - y) ** 2) / 2)(w)
+    direction = ng.natural_gradient(model, ng.Euclidean(), w, x, gradient)
+    assert jnp.allclose(w - direction, 3.0)  # one step solves linear least squares
+    ```
+    """
     if gradient is None:
         raise TypeError(f"{caller()} needs the `gradient` of a cost, a tree like the parameters, but got none.")
     metric = pullback(model, geometry, params, x, has_aux=has_aux, check=check)

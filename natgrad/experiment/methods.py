@@ -46,8 +46,15 @@ class AbstractMethod(ABC):
         """The state before the first step; with `check`, test that the model treats examples independently."""
 
     @abstractmethod
-    def step(self, problem: Problem, params: PyTree, state: PyTree, batch: Any, key: Any) -> tuple[PyTree, PyTree, Any]:
-        """New parameters, new state and information about the step. Traced once for all settings."""
+    def optimiser(self, problem: Problem) -> PyTree:
+        """The optimiser, as a tree of the numbers that may change from step to step without a new compilation."""
+
+    @abstractmethod
+    def step(
+        self, problem: Problem, optimiser: PyTree, params: PyTree, state: PyTree, batch: Any, key: Any
+    ) -> tuple[PyTree, PyTree, Any]:
+        """New parameters, new state and information about the step. Traced once for all settings, and for all numbers
+        of the optimiser."""
 
     @abstractmethod
     def code(self, problem: Problem, settings: Settings) -> str:
@@ -92,12 +99,12 @@ class Natural(AbstractMethod):
         del settings
         return self.optimiser(problem, check=check).init(problem.params, problem.batch(0))
 
-    def step(self, problem, params, state, batch, key):
-        return self.optimiser(problem).step(params, state, batch, key)
+    def step(self, problem, optimiser, params, state, batch, key):
+        del problem
+        return optimiser.step(params, state, batch, key)
 
     def code(self, problem, settings):
-        trained = "problem.model, problem.objective"
-        arguments = [f"ng.Term({trained}, has_aux=True)" if problem.has_aux else trained]
+        arguments = ["problem.model", "problem.objective"]
         arguments += [f"{name}=ng.{value}" for name, value in self.describe(problem, settings).items()]
         return (
             f"opt = ng.NaturalGradient({', '.join(arguments)})\n"
@@ -142,8 +149,12 @@ class FirstOrder(AbstractMethod):
         del check
         return self._transform(settings["learning_rate"]).init(problem.params)
 
-    def step(self, problem, params, state, batch, key):
-        del key
+    def optimiser(self, problem):
+        # Nothing: the learning rate is part of the state.
+        del problem
+
+    def step(self, problem, optimiser, params, state, batch, key):
+        del optimiser, key
         loss, gradient = jax.value_and_grad(problem.loss)(params, batch)
         # The learning rate is part of the state, so the whole sweep shares one compiled program.
         updates, state = self._transform(self.rates[0]).update(gradient, state, params)
@@ -193,8 +204,10 @@ METHODS: dict[str, AbstractMethod] = {**NATURAL, **FIRST_ORDER}
 
 def cost_of(problem: Problem, *, check: bool = True) -> Term | Terms:
     """What is minimised, with or without a test that models treat examples independently."""
-    make = lambda term: Term(term.model, term.objective, term.weight, has_aux=term.has_aux, check=check)
-    terms = {name: make(term) for name, term in problem.terms.items()}
+    terms = {
+        name: Term(term.model, term.objective, term.weight, has_aux=term.has_aux, check=check)
+        for name, term in problem.terms.items()
+    }
     return terms[None] if None in terms else Terms(**{str(name): term for name, term in terms.items()})
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import PyTree
@@ -35,10 +36,11 @@ class OutOfTime(TimeoutError):
 
 
 class CompiledMethod(NamedTuple):
-    """The compiled step of a method, which all of its settings share.
+    """The compiled step of a method, one program for all of its settings and for all numbers of its optimiser.
 
-    `seconds` is the time of compilation, `state_bytes` the size of the optimiser's state, and `note` holds the warnings
-    that the library raised."""
+    `call` takes the arrays of the optimiser (its numbers), the parameters, the state, the data, the rows of the batch
+    and the number of the step. `seconds` is the time of compilation, `state_bytes` the size of the optimiser's state,
+    and `note` holds the warnings that the library raised."""
 
     method: AbstractMethod
     call: Callable
@@ -54,11 +56,15 @@ class CompiledMethod(NamedTuple):
         start = time.perf_counter()
         state, note = with_warnings(lambda: method.init(problem, method.sweep[0], check=True))
 
-        def advance(params, state, data, rows, number):
-            key = jax.random.fold_in(jax.random.key(seed), number)
-            return method.step(problem, params, state, problem.taken(data, rows), key)
+        # Not by `equinox.filter_jit`, which takes the optimiser apart at every call, within the time of the step.
+        numbers, others = eqx.partition(method.optimiser(problem), eqx.is_array)
 
-        arguments = problem.params, state, problem.data, problem.rows(0), np.int32(0)
+        def advance(numbers, params, state, data, rows, number):
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            optimiser = eqx.combine(numbers, others)
+            return method.step(problem, optimiser, params, state, problem.taken(data, rows), key)
+
+        arguments = numbers, problem.params, state, problem.data, problem.rows(0), np.int32(0)
         call = compile_before(deadline, jax.jit(advance), *arguments)
         # The first call of a program also loads it, which is no part of the time of a step.
         jax.block_until_ready(call(*arguments))
@@ -91,10 +97,11 @@ def compile_before(deadline: float, function: Any, *arguments: Any) -> Callable:
 
 
 class Run:
-    """A method with one of its settings: parameters, optimiser state, and the curve so far."""
+    """A method with one of its settings: numbers and state of the optimiser, parameters, and the curve so far."""
 
     def __init__(self, program: CompiledMethod, settings: Settings, problem: Problem, seed: int):
         self.program, self.settings, self.problem, self.seed = program, settings, problem, seed
+        self.numbers = eqx.filter(program.method.optimiser(problem), eqx.is_array)
         self.params, self.state = problem.params, program.method.init(problem, settings)
         self.steps, self.seconds, self.status, self.note = 0, 0.0, "interrupted", ""
         self.curve: list[Reading] = []
@@ -103,7 +110,8 @@ class Run:
         """Take a step and return its information: the `Info` of a natural-gradient step, or the loss."""
         rows = self.problem.rows(self.steps, self.seed)
         start = time.perf_counter()
-        params, state, info = self.program.call(self.params, self.state, self.problem.data, rows, np.int32(self.steps))
+        examples = self.problem.data, rows, np.int32(self.steps)
+        params, state, info = self.program.call(self.numbers, self.params, self.state, *examples)
         jax.block_until_ready(params)
         self.seconds += time.perf_counter() - start
         self.params, self.state, self.steps = params, state, self.steps + 1

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array
 
 import natgrad as ng
-from natgrad.plots._rosenbrock import outputs
+from natgrad.plots._rosenbrock_descent import outputs
 from natgrad.plots._style import canvas, ellipse, themed
 
 CENTRE = (-0.6, 0.4)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from natgrad._problem import Problem
 from natgrad.problems._chars import chars as chars
 from natgrad.problems._mnist import mnist_autoencoder as mnist_autoencoder
-from natgrad.problems._poisson import poisson_pde as poisson_pde
+from natgrad.problems._poisson_pde import poisson_pde as poisson_pde
 from natgrad.problems._rosenbrock import rosenbrock as rosenbrock
 from natgrad.problems._sklearn import diabetes as diabetes
 from natgrad.problems._sklearn import digits as digits

@@ -15,11 +15,36 @@ from natgrad._types import Scalar
 
 
 class Expansion(NamedTuple):
-    r"""What is known of the cost around the parameters $w$, as vectors: its value and gradient, how many steps were
-    taken, the diagonal of the damping $D$ and the part of it that is the curvature of `l2`.
+    r"""The cost around the parameters $w$, as step rules see it.
+
+    As vectors: its value and gradient, how many steps were taken, the diagonal of the damping $D$ and the part of it
+    that is the curvature of `l2`.
 
     Three functions look further: the loss at other parameters, $u^\top G v$ for all pairs of some vectors with the
-    exact metric, and the divergence of the outputs at other parameters."""
+    exact metric, and the divergence of the outputs at other parameters.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+
+    class Undamped(ng.AbstractStep):
+        # The length that minimises the undamped quadratic model along the natural gradient.
+
+        def propose(self, expansion, search):
+            d = search.natural
+            size = -(expansion.gradient @ d) / expansion.inner_products([d])[0, 0]
+            return ng.Proposal(size * d, size, 0.0)
+
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), damping=ng.ConstantDamping(2.5), step=Undamped())
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 3.0)
+    ```
+    """
 
     w: Flat
     loss: Scalar
@@ -40,8 +65,19 @@ class Expansion(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Where a step rule may go: along the natural gradient (downhill) and the last update (`None` without momentum),
-    with a coefficient of momentum (`None` if the rule is to find it); and what the rule remembers of earlier steps."""
+    """Where a step rule may go: along the natural gradient (downhill) and the last update.
+
+    The last update is `None` without momentum, and the coefficient of momentum is `None` if the rule is to find it.
+    `memory` is what the rule remembers of earlier steps.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    search = ng.Search(natural=jnp.array([1.0, -2.0]), last=jnp.ones(2), momentum=0.9)
+    assert jnp.allclose(search.update(0.5, search.momentum), jnp.array([1.4, -0.1]))
+    ```
+    """
 
     natural: Flat
     last: Flat | None
@@ -97,8 +133,20 @@ class Quadratic(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A step that a rule would take, what changes beside it without becoming momentum, and what to remember if it is
-    taken. What is never computed is `None`; what is computed at some steps only, a `Quantity`."""
+    """A step that a rule would take.
+
+    Besides, what changes without becoming momentum, and what to remember if the step is taken. What is never computed
+    is `None`; what is computed at some steps only, a `Quantity`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    search = ng.Search(natural=jnp.array([1.0, -2.0]), last=None)
+    proposal = ng.Proposal(0.5 * search.natural, step_size=0.5, momentum=0.0)
+    assert proposal.is_accepted and proposal.loss_after is None  # the rule has not computed it
+    ```
+    """
 
     update: Flat
     step_size: Any
@@ -114,7 +162,30 @@ class Proposal(NamedTuple):
 
 
 class AbstractStep(eqx.Module):
-    """A rule for how far to go along the natural gradient."""
+    """A rule for how far to go along the natural gradient.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+
+    class Signs(ng.AbstractStep):
+        # Steps of one length in every coordinate, along the signs of the natural gradient.
+
+        length: float = 0.1
+
+        def propose(self, expansion, search):
+            return ng.Proposal(self.length * jnp.sign(search.natural), self.length, 0.0)
+
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), damping=ng.ConstantDamping(0.1), step=Signs())
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 0.1)
+    ```
+    """
 
     def init(self, params: Flat) -> PyTree:
         """What the rule remembers, in the right shapes. Only these are used: a run starts from zeros."""

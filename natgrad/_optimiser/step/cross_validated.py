@@ -46,6 +46,18 @@ class CrossValidated(AbstractStep):
       short: noise averages out over steps, and progress adds up.
     - `radius`: the most that a step may move the outputs of its batch, in units of $\frac12 d^\top(G + D)\,d$; a number
       or a schedule from optax.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), step=ng.CrossValidated(radius=0.1))
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 0.0)  # the first batch is only looked at
+    ```
     """
 
     decay: Any = number(0.9)

@@ -10,7 +10,22 @@ from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 
 
 class ConstantStep(AbstractStep):
-    """A given multiple of the natural gradient: a number, or a schedule from optax."""
+    """A given multiple of the natural gradient: a number, or a schedule from optax.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(
+        lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.NoDamping(), step=ng.ConstantStep(0.5)
+    )
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 1.5)  # half of the way to the solution
+    ```
+    """
 
     learning_rate: Any = number(1.0)
 
@@ -32,14 +47,29 @@ class ConstantStep(AbstractStep):
 
 
 class KLClip(AbstractStep):
-    r"""A given multiple $\alpha$ of the natural gradient $d$, made shorter where it would move the outputs too far:
-    by $\min\big(1, \sqrt{2r / (\alpha^2\, d^\top(G + D)\,d)}\big)$, which costs nothing since
-    $d^\top(G + D)\,d = -g^\top d$.
+    r"""A given multiple $\alpha$ of the natural gradient $d$, made shorter where it would move the outputs too far.
+
+    The factor is $\min\big(1, \sqrt{2r / (\alpha^2\, d^\top(G + D)\,d)}\big)$, which costs nothing since $d^\top(G +
+    D)\,d = -g^\top d$.
 
     **Arguments:**
 
     - `radius`: $r$, in units of $\frac12 d^\top G d$, for small steps the divergence of the outputs.
     - `learning_rate`: $\alpha$, a number or a schedule from optax.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(
+        lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.NoDamping(), step=ng.KLClip(radius=0.2)
+    )
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(2.5 * jnp.sum(w**2) / 2, 0.2)  # the outputs moved by the radius
+    ```
     """
 
     radius: Any = number(3e-4)

@@ -6,12 +6,28 @@ from natgrad._optimiser.step.base import AbstractStep, Proposal, Quadratic
 
 
 class QuadraticModel(AbstractStep):
-    r"""Step size and momentum that minimise the quadratic model
-    $g^\top\delta + \frac12\delta^\top(G + D)\,\delta$ over $\delta = \alpha d + \mu\delta'$, with the exact metric $G$
-    of the batch, for two tangent passes. Nothing is left to choose, if batches are large enough for the model to be
-    that of the whole problem; on small ones use `CrossValidated`.
+    r"""Step size and momentum that minimise the quadratic model of the loss.
 
-    With `HeavyBall(decay)` of its own, momentum is given and only the step size is found."""
+    The model is $g^\top\delta + \frac12\delta^\top(G + D)\,\delta$ over $\delta = \alpha d + \mu\delta'$, with the
+    exact metric $G$ of the batch, for two tangent passes. Nothing is left to choose, if batches are large enough for
+    the model to be the model of the whole problem; on small batches use `CrossValidated`.
+
+    With `HeavyBall(decay)` of its own, momentum is given and only the step size is found.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(
+        lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.ConstantDamping(0.5), step=ng.QuadraticModel()
+    )
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(info.step_size, 1.0)  # the exact metric predicts its own step
+    ```
+    """
 
     def propose(self, expansion, search):
         if search.last is None:

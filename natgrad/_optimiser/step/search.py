@@ -12,8 +12,10 @@ from natgrad._optimiser.step.base import AbstractStep, Proposal, dot, scheduled
 
 
 class TrustRegion(AbstractStep):
-    r"""The longest step along the natural gradient, up to `learning_rate` of it, that moves the outputs by at most
-    `radius` in the true divergence, not only in its quadratic model, and does not raise the loss.
+    r"""The longest step along the natural gradient that moves the outputs by at most `radius`.
+
+    Up to `learning_rate` of the natural gradient, with the outputs measured by the true divergence, not only by its
+    quadratic model; and the step does not raise the loss.
 
     The first guess is that of the quadratic model; it is made shorter by `shrink` until it fits, at most `max_tries`
     times, each for two forward passes. `info` has the divergence that was achieved next to that predicted.
@@ -21,6 +23,20 @@ class TrustRegion(AbstractStep):
     **Arguments:**
 
     - `radius`: in the units of the geometry, which for small steps are $\frac12 d^\top G d$.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(
+        lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.NoDamping(), step=ng.TrustRegion(radius=0.2)
+    )
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(float(info.divergence), 0.2)
+    ```
     """
 
     radius: Any = number(1e-2)
@@ -84,7 +100,22 @@ class GridLineSearch(AbstractStep):
     """The best of some step sizes, by the loss of the batch after each: one forward pass a size.
 
     By default halves of one, $1, 2^{-1}, \\dots$; for full batches, where steps of very different lengths may be right,
-    as in least squares with neural networks."""
+    as in least squares with neural networks.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(
+        lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.NoDamping(), step=ng.GridLineSearch((2.0, 1.0, 0.5))
+    )
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(info.step_size, 1.0) and jnp.allclose(w, 3.0)
+    ```
+    """
 
     sizes: Float[Array, " sizes"]
 
@@ -111,9 +142,25 @@ class GridLineSearch(AbstractStep):
 
 
 class ArmijoLineSearch(AbstractStep):
-    r"""The first of the sizes `initial` $\cdot$ `shrink`$^k$ at which the loss has fallen by at least the part
-    `sufficient` of what its slope promises, $L(w + sd) \le L(w) + c\,s\,g^\top d$. After `max_tries` the step is
-    rejected."""
+    r"""The first step size, shrinking from `initial`, at which the loss has fallen enough.
+
+    Sizes are `initial` $\cdot$ `shrink`$^k$. Enough is at least the part `sufficient` of what the slope of the loss
+    promises, $L(w + sd) \le L(w) + c\,s\,g^\top d$. After `max_tries` the step is rejected.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(
+        lambda w, x: x @ w, ng.LeastSquares(), ng.Exact(), ng.NoDamping(), step=ng.ArmijoLineSearch(initial=4.0)
+    )
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(info.step_size, 1.0)  # 4 and 2 did not lower the loss
+    ```
+    """
 
     initial: Any = number(1.0)
     shrink: Any = number(0.5)

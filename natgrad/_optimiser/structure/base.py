@@ -17,8 +17,19 @@ from natgrad._types import Key, Scalar
 
 
 class Direction(NamedTuple):
-    r"""The solution of $(G + D)v = g$, what came of the solve (a member of `STEP_RESULTS`), and how often a block could
-    not be inverted so far."""
+    r"""The solution of $(G + D)v = g$ by a structure.
+
+    `result`, a member of `STEP_RESULTS`, is what came of the solve; `failures` is how often a block could not be
+    inverted so far.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    direction = ng.Direction({"w": jnp.ones(2)}, ng.STEP_RESULTS.successful, failures=jnp.array(0))
+    assert direction.result == ng.STEP_RESULTS.successful
+    ```
+    """
 
     vector: PyTree
     result: Any
@@ -26,8 +37,19 @@ class Direction(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Where in the run a step is: how many there were, and whether the last one was rejected, so that an inverse has to
-    be computed anew."""
+    """What is due at a step of the optimiser.
+
+    `steps` is how many there were, and `was_rejected` whether the last one was rejected, so that an inverse has to be
+    computed anew.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    schedule = ng.Schedule(steps=jnp.array(20), was_rejected=jnp.array(False))
+    assert schedule.is_due(10) and not schedule.is_due(7)
+    ```
+    """
 
     steps: Int[Array, ""]
     was_rejected: Bool[Array, ""]
@@ -41,7 +63,41 @@ class Schedule(NamedTuple):
 
 
 class AbstractStructure(eqx.Module):
-    """A way to represent the metric: from what a step measures on a fraction of its batches, to a solve."""
+    """A way to represent the metric: from what a step measures on a fraction of its batches, to a solve.
+
+    ```python
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+
+    class Identity(ng.AbstractStructure):
+        # The identity in place of the metric: gradient descent.
+
+        part: float = eqx.field(default=1.0, static=True)
+
+        def init(self, points, key, damping):
+            return ()
+
+        def update(self, state, points, key, schedule, is_good):
+            return state
+
+        def mean_eigenvalue(self, state, points, key):
+            return jnp.ones(())
+
+        def direction(self, state, points, covector, damping):
+            return ng.Direction(covector, ng.STEP_RESULTS.successful, failures=jnp.array(0)), state
+
+
+    step, damping = ng.ConstantStep(0.1), ng.NoDamping()
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), Identity(), damping, step=step)
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 0.75)  # a tenth of the gradient
+    ```
+    """
 
     # The fraction of every batch on which the metric is measured, other examples at every step.
     batch_fraction: eqx.AbstractVar[float]

@@ -25,6 +25,19 @@ class Diagonal(AbstractStructure):
     - `update_every`: how many steps apart it is measured.
     - `batch_fraction`: on which fraction of every batch; examples take turns.
     - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    structure, damping, step = ng.Diagonal(decay=0.9), ng.ConstantDamping(0.5), ng.ConstantStep(1.0)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure, damping, step=step)
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 7.5 / 3)  # the gradient over the metric of 2.5 with damping
+    ```
     """
 
     decay: Any = number(0.95)

@@ -31,13 +31,28 @@ class EKFACState(NamedTuple):
 
 
 class EKFAC(AbstractFactoredStructure):
-    r"""Eigenvalue-corrected Kronecker factors (see `ekfac`): eigenvectors of averaged factors, computed now and then,
-    and in them the second moments of gradients, averaged over steps. Damping is that of the step.
+    r"""Eigenvalue-corrected Kronecker factors (see `ekfac`), averaged over steps.
+
+    Eigenvectors of averaged factors, computed now and then, and in them the second moments of gradients, averaged over
+    steps. Damping is the damping of the step.
 
     **Arguments:**
 
     - `decay`, `refresh_every`, `update_every`, `batch_fraction`, `num_samples`, `blocks`: as for `KFAC`. Where the
       eigenvectors are refreshed, second moments start from the eigenvalues of the factors.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    structure, damping, step = ng.EKFAC(refresh_every=20), ng.ConstantDamping(0.5), ng.ConstantStep(1.0)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure, damping, step=step)
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 7.5 / 3)  # the gradient over the metric of 2.5 with damping
+    ```
     """
 
     decay: Any

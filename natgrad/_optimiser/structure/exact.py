@@ -37,6 +37,19 @@ class Exact(AbstractStructure):
     - `solver`: `CG()`, which starts from the last solution, `SampleSpace()`, `Cholesky()`, `PseudoInverse()`, or any
       solver of lineax; by default `Auto()`, which picks by sizes.
     - `batch_fraction`: on which fraction of every batch the metric is measured; examples take turns.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    structure, damping, step = ng.Exact(solver=ng.CG(max_steps=20)), ng.ConstantDamping(0.5), ng.ConstantStep(1.0)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure, damping, step=step)
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 7.5 / 3)  # the gradient over the metric of 2.5 with damping
+    ```
     """
 
     solver: lx.AbstractLinearSolver
@@ -105,9 +118,11 @@ def metric_of(points: Sequence[TermPoint]) -> AbstractMetric:
 
 
 class InnerSolve(AbstractStructure):
-    r"""Minimises the loss of the linearised model, $d \mapsto \ell(f(w) + J d)$, by a few steps of an optimiser of
-    optax instead of solving with its quadratic approximation: Gauss-Newton without a matrix. The loss stays as it is,
-    convex for all usual ones, and few steps from $d = 0$ do what damping does elsewhere, so there is none by default.
+    r"""Minimises the loss of the linearised model by a few steps of an optimiser of optax.
+
+    $d \mapsto \ell(f(w) + J d)$, instead of solving with its quadratic approximation: Gauss-Newton without a matrix.
+    The loss stays as it is, convex for all usual ones, and few steps from $d = 0$ do what damping does elsewhere, so
+    there is none by default.
 
     **Arguments:**
 
@@ -115,6 +130,20 @@ class InnerSolve(AbstractStructure):
     - `num_steps`: of it, each for one tangent and one cotangent pass.
     - `batch_fraction`: on which fraction of every batch the linearised loss is measured; examples take turns. Its
       gradient at $d = 0$ is the gradient of the whole batch in any case.
+
+    ```python
+    import jax
+    import jax.numpy as jnp
+    import natgrad as ng
+    import optax
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    structure = ng.InnerSolve(optax.sgd(0.4), num_steps=3)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure, step=ng.ConstantStep(1.0))
+    w, state, info = jax.jit(opt.step)(w, opt.init(w, batch), batch)
+    assert jnp.allclose(w, 3.0)
+    ```
     """
 
     optimiser: Any

@@ -49,6 +49,18 @@ class KFAC(AbstractFactoredStructure):
       but follows the damping between refreshes. Without any damping it is always the latter.
     - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
     - `blocks`: what blocks are made of, `BlockRules(...)`.
+
+    ```python
+    import jax.numpy as jnp
+    import natgrad as ng
+
+    x = jnp.array([[1.0], [2.0]])
+    w, batch = jnp.zeros((1, 1)), (x, 3 * x)
+    opt = ng.NaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure=ng.KFAC(refresh_every=20))
+    state = opt.init(w, batch)
+    print(opt.report(state))
+    assert [block.structure for block in opt.report(state).rows] == ["kronecker"]
+    ```
     """
 
     decay: Any
