@@ -15,7 +15,7 @@ PACKAGE = ROOT / "natgrad"
 # Rooms in the order in which data goes through them. Each may import the rooms of the lines above its own, and rooms on
 # one line never see each other. Inside a room, files may import each other as long as no circle comes of it.
 ROOMS = [
-    ["_types", "_backend", "_check", "_write_whole", "_text"],
+    ["_types", "_backend", "_check", "_atomic_write", "_text"],
     ["_compile", "_tree"],
     ["_linalg", "_model", "_vector"],
     ["_family", "_program"],

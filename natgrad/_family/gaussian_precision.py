@@ -23,7 +23,7 @@ class GaussianPrecision(AbstractFamily):
 
     family = ng.GaussianPrecision(2)
     precision = jnp.diag(jnp.array([2.0, 4.0]))
-    assert jnp.allclose(family.to_moments(precision), -jnp.linalg.inv(precision) / 2)
+    assert jnp.allclose(-2 * family.to_moments(precision) @ precision, jnp.eye(2))
     ```
     """
 

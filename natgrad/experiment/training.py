@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from natgrad._atomic_write import write_whole
 from natgrad._optimiser.checkpoint import Checkpoints
 from natgrad._optimiser.info import STEP_RESULTS, Info
 from natgrad._problem import Problem
-from natgrad._write_whole import write_whole
 from natgrad.experiment.compare import STEPPING, Comparison, MethodRuns, Progress, TrialBudget, Watch, unwatched
 from natgrad.experiment.examination import Examination, GeometryReport
 from natgrad.experiment.methods import Natural

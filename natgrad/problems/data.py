@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from natgrad._atomic_write import write_whole
 from natgrad._text import track
-from natgrad._write_whole import write_whole
 from natgrad.problems._readers import idx_array
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "natgrad"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from natgrad._write_whole import write_whole
+from natgrad._atomic_write import write_whole
 from natgrad.report.page import page
 
 # Columns of `methods.csv`, before settings and metrics.

@@ -75,7 +75,7 @@ class AbstractStructure(eqx.Module):
     class Identity(ng.AbstractStructure):
         # The identity in place of the metric: gradient descent.
 
-        part: float = eqx.field(default=1.0, static=True)
+        batch_fraction: float = eqx.field(default=1.0, static=True)
 
         def init(self, points, key, damping):
             return ()
