@@ -17,7 +17,7 @@ from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.base import AbstractMetric
 from natgrad._model import finite
 from natgrad._point.batch import refuse_mask
-from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, locate, point_in
+from natgrad._point.evaluate import AnyPoint, as_point, check_outputs_in, evaluated, geometry_of
 from natgrad._point.point import Point, check_num_samples
 from natgrad._types import Key, Output
 
@@ -118,11 +118,11 @@ def diagonal(
     ```
     """
     check_num_samples(num_samples)
-    place = locate(model, geometry, params, x, has_aux=has_aux)
-    refuse_mask(place.map.batch)
-    geometry = geometry_at(place)
-    metric, z = _exact(place) if key is None else _sampled(place, key, num_samples, standard_error)
-    check_outputs_in(geometry, z, place.map.batch)
+    at = as_point(model, geometry, params, x, has_aux=has_aux)
+    refuse_mask(at.map.batch)
+    geometry = geometry_of(at)
+    metric, z = _exact(at) if key is None else _sampled(at, key, num_samples, standard_error)
+    check_outputs_in(geometry, z, at.map.batch)
     require(metric.entries, [finite(metric.entries)], f"{caller()}: every square", traced=False)
     if key is None and standard_error:
         return DiagonalMetric(metric.entries, jax.tree.map(jnp.zeros_like, metric.entries), metric.num_examples)
@@ -130,15 +130,15 @@ def diagonal(
 
 
 @compiled
-def _exact(place: Place) -> tuple[DiagonalMetric, Output]:
-    point = point_in(place)
+def _exact(at: AnyPoint) -> tuple[DiagonalMetric, Output]:
+    point = evaluated(at)
     entries = _tree.scale(1 / point.num_examples, point.power_sum(point.refuse_coupled(point.columns())))
     return DiagonalMetric(entries, None, point.total_weight), point.z
 
 
 @compiled
-def _sampled(place: Place, key: Key, num_samples: int, standard_error: bool) -> tuple[DiagonalMetric, Output]:
-    point = point_in(place)
+def _sampled(at: AnyPoint, key: Key, num_samples: int, standard_error: bool) -> tuple[DiagonalMetric, Output]:
+    point = evaluated(at)
     count, total = point.num_examples, point.num_examples * num_samples
     if standard_error and total < 2:
         raise ValueError(

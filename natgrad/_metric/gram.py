@@ -9,7 +9,7 @@ from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._model import finite
 from natgrad._point.batch import refuse_mask
-from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, locate, point_in
+from natgrad._point.evaluate import AnyPoint, as_point, check_outputs_in, evaluated, geometry_of
 from natgrad._point.point import Point, check_num_samples
 from natgrad._types import Key, Output
 
@@ -45,16 +45,16 @@ def gram(
     ```
     """
     check_num_samples(num_samples)
-    place = locate(model, geometry, params, x, has_aux=has_aux)
-    refuse_mask(place.map.batch)
-    geometry = geometry_at(place)
-    kernel, z = _gram(place, key, num_samples)
-    check_outputs_in(geometry, z, place.map.batch)
+    at = as_point(model, geometry, params, x, has_aux=has_aux)
+    refuse_mask(at.map.batch)
+    geometry = geometry_of(at)
+    kernel, z = _gram(at, key, num_samples)
+    check_outputs_in(geometry, z, at.map.batch)
     return require(kernel, [finite(kernel)], f"{caller()}: every product", traced=False)
 
 
 @compiled
-def _gram(place: Place, key: Key | None, num_samples: int) -> tuple[Float[Array, "C N C N"], Output]:
-    point = point_in(place)
+def _gram(at: AnyPoint, key: Key | None, num_samples: int) -> tuple[Float[Array, "C N C N"], Output]:
+    point = evaluated(at)
     columns = point.refuse_coupled(point.columns(key, num_samples))
     return point.per_example(columns, is_stacked=True).gram(), point.z

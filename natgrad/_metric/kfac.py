@@ -18,7 +18,7 @@ from natgrad._geometry.base import AbstractGeometry
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._metric.estimated_blocks import Bases, BlockEstimate, awaits_basis, eigenvectors, estimate, joined
 from natgrad._model import finite
-from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, locate, point_in
+from natgrad._point.evaluate import AnyPoint, as_point, check_outputs_in, evaluated, geometry_of
 from natgrad._point.point import Point, check_num_samples
 from natgrad._types import Key, Output
 
@@ -65,11 +65,11 @@ def kfac(
     assert jnp.allclose(metric.as_matrix(), ng.pullback(*arguments).as_matrix())
     ```
     """
-    place = locate(model, geometry, params, x, has_aux=has_aux)
-    _check_place(place, num_samples)
+    at = as_point(model, geometry, params, x, has_aux=has_aux)
+    _check_point(at, num_samples)
     rules = check_blocks(blocks)
-    metric, z = _computed(place, key, num_samples, rules, False)
-    return _checked(metric, z, place, rules)
+    metric, z = _computed(at, key, num_samples, rules, False)
+    return _checked(metric, z, at, rules)
 
 
 @public
@@ -105,23 +105,23 @@ def ekfac(
     assert jnp.allclose(ng.ekfac(*arguments).trace(), ng.pullback(*arguments).trace())
     ```
     """
-    place = locate(model, geometry, params, x, has_aux=has_aux)
-    _check_place(place, num_samples)
+    at = as_point(model, geometry, params, x, has_aux=has_aux)
+    _check_point(at, num_samples)
     rules = check_blocks(blocks)
-    metric, z = _computed(place, key, num_samples, rules, True, basis)
-    return _checked(metric, z, place, rules)
+    metric, z = _computed(at, key, num_samples, rules, True, basis)
+    return _checked(metric, z, at, rules)
 
 
 @compiled
 def _computed(
-    place: Place,
+    at: AnyPoint,
     key: Key | None,
     num_samples: int,
     rules: BlockRules,
     is_corrected: bool,
     basis: BlockMetric | None = None,
 ) -> tuple[BlockMetric, Output]:
-    point = point_in(place)
+    point = evaluated(at)
     columns = point.refuse_coupled(point.columns(key, num_samples))
     at_point = estimate(point, columns, rules, is_corrected=is_corrected)
     # Also without `is_corrected`, for parameters whose structure the rules state.
@@ -142,15 +142,15 @@ def _bases_of(basis: BlockMetric, at_point: BlockEstimate) -> Bases:
     return eigenvectors(blocks)
 
 
-def _check_place(place: Place, num_samples: int) -> None:
+def _check_point(at: AnyPoint, num_samples: int) -> None:
     check_num_samples(num_samples)
-    geometry_at(place)
-    check_mask(place.map.batch)
+    geometry_of(at)
+    check_mask(at.map.batch)
 
 
-def _checked(metric: BlockMetric, z: Output, place: Place, rules: BlockRules) -> BlockMetric:
+def _checked(metric: BlockMetric, z: Output, at: AnyPoint, rules: BlockRules) -> BlockMetric:
     """The metric, unless it is not what it is taken for."""
-    check_outputs_in(geometry_at(place), z, place.map.batch)
+    check_outputs_in(geometry_of(at), z, at.map.batch)
     check_fallbacks(metric.report(), rules)
     _require_finite(metric)
     return metric

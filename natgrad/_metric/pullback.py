@@ -17,7 +17,7 @@ from natgrad._metric.base import MAX_ROW_ENTRIES, AbstractMetric
 from natgrad._metric.output import AbstractOutputMetric, CentredOutputMetric, ColumnsOutputMetric, ExactOutputMetric
 from natgrad._model import check_outputs, check_params, check_structure, without_aux
 from natgrad._point.batch import as_examples, refuse_mask, refuse_weights
-from natgrad._point.evaluate import Location, Place, check_outputs_in, check_values, geometry_at, given_point
+from natgrad._point.evaluate import AnyPoint, PendingPoint, check_outputs_in, check_values, geometry_of, given_point
 from natgrad._point.point import OutputMap, Point, check_num_samples
 from natgrad._point.probe import check_independent, may_couple
 from natgrad._types import Key, Output, Scalar
@@ -59,22 +59,22 @@ class PullbackMetric(AbstractMetric):
         return self.output.as_columns(self.point) if self.is_checked or not may_couple(self.point) else None
 
     @property
-    def _place(self) -> Place:
+    def _with_sites(self) -> AnyPoint:
         """Where statistics of single examples are computed: with a forward pass of their own, unless the point has
         recorded what they need."""
-        return self.point if self.point.sites is not None else Location(self.point.map, self.point.params)
+        return self.point if self.point.sites is not None else PendingPoint(self.point.map, self.point.params)
 
     def root_gram(self):
         columns = self._columns()
         if columns is None:
             return AbstractMetric.root_gram(self)
-        return samples.gram(self._place, columns).astype(self._dtype) / self.num_examples
+        return samples.gram(self._with_sites, columns).astype(self._dtype) / self.num_examples
 
     def diagonal(self):
         columns = self._columns()
         if columns is None or self.root_size >= self.in_size():
             return AbstractMetric.diagonal(self)
-        squares = _tree.scale(1 / self.num_examples, samples.squared_sum(self._place, columns))
+        squares = _tree.scale(1 / self.num_examples, samples.squared_sum(self._with_sites, columns))
         return _tree.cast_like(squares, self.in_structure())
 
     def as_matrix(self):
@@ -90,7 +90,7 @@ class PullbackMetric(AbstractMetric):
         columns = self._columns()
         if columns is None:
             return AbstractMetric.root_rows(self)
-        return samples.rows(self._place, columns).astype(self._dtype) / math.sqrt(self.num_examples)
+        return samples.rows(self._with_sites, columns).astype(self._dtype) / math.sqrt(self.num_examples)
 
     def _sample(self, key):
         cotangents = self.output.sample(self.point, key)
@@ -153,13 +153,13 @@ def pullback(
     check_num_samples(num_samples)
     if isinstance(model, Point):
         point = given_point(model, geometry, params, x, has_aux=has_aux)
-        geometry_at(point)
+        geometry_of(point)
         is_checked = not may_couple(point)
         # The metric of a model that may couple examples needs the Jacobian of the batch as it is.
         point = point if is_checked else point.map.at(point.params)
     else:
         point, is_checked = _plain_point(model, geometry, params, x, has_aux=has_aux, check=check)
-        geometry_at(point)
+        geometry_of(point)
     refuse_mask(point.map.batch)
     if centred:
         refuse_weights(point.map.batch, "`centred=True`")

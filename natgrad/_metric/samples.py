@@ -12,13 +12,13 @@ from jaxtyping import Array, Float, PyTree
 from natgrad import _tree
 from natgrad._compile import compiled
 from natgrad._metric.output import ColumnsOutputMetric
-from natgrad._point.evaluate import Place, point_in
+from natgrad._point.evaluate import AnyPoint, evaluated
 from natgrad._point.per_example import PerExample
 
 
 @compiled
-def gram(place: Place, columns: ColumnsOutputMetric) -> Float[Array, "rows rows"]:
-    kernel = _rows(place, columns).gram()
+def gram(at: AnyPoint, columns: ColumnsOutputMetric) -> Float[Array, "rows rows"]:
+    kernel = _rows(at, columns).gram()
     if columns.is_centred:
         kernel = kernel - jnp.mean(kernel, axis=1, keepdims=True)
         kernel = kernel - jnp.mean(kernel, axis=3, keepdims=True)
@@ -27,16 +27,16 @@ def gram(place: Place, columns: ColumnsOutputMetric) -> Float[Array, "rows rows"
 
 
 @compiled
-def rows(place: Place, columns: ColumnsOutputMetric) -> Float[Array, "rows P"]:
-    flat = jax.vmap(jax.vmap(lambda tree: _tree.flatten(tree)[0]))(_rows(place, columns).rows())
+def rows(at: AnyPoint, columns: ColumnsOutputMetric) -> Float[Array, "rows P"]:
+    flat = jax.vmap(jax.vmap(lambda tree: _tree.flatten(tree)[0]))(_rows(at, columns).rows())
     if columns.is_centred:
         flat = flat - jnp.mean(flat, axis=1, keepdims=True)
     return flat.reshape(math.prod(columns.shape), -1)
 
 
 @compiled
-def squared_sum(place: Place, columns: ColumnsOutputMetric) -> PyTree:
-    point = point_in(place)
+def squared_sum(at: AnyPoint, columns: ColumnsOutputMetric) -> PyTree:
+    point = evaluated(at)
     squares = point.power_sum(columns.columns)
     if not columns.is_centred:
         return squares
@@ -48,5 +48,5 @@ def squared_sum(place: Place, columns: ColumnsOutputMetric) -> PyTree:
     return jax.tree.map(less, squares, *sums)
 
 
-def _rows(place: Place, columns: ColumnsOutputMetric) -> PerExample:
-    return point_in(place).per_example(columns.columns, is_stacked=True)
+def _rows(at: AnyPoint, columns: ColumnsOutputMetric) -> PerExample:
+    return evaluated(at).per_example(columns.columns, is_stacked=True)

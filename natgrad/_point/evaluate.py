@@ -23,8 +23,8 @@ from natgrad._point.records import MemoryBudget
 from natgrad._types import Output
 
 
-class Location(eqx.Module):
-    """The arguments of a forward pass that has not run yet: the compiled function that uses them runs it."""
+class PendingPoint(eqx.Module):
+    """A point whose forward pass has not run yet: the compiled function that uses the point runs it."""
 
     map: OutputMap
     params: PyTree
@@ -35,11 +35,11 @@ class Location(eqx.Module):
         return self.map.with_sites(self.params, check=self.check)
 
 
-# A point, or the arguments to compute one.
-Place = Location | Point
+# A point, whether its forward pass has run or not.
+AnyPoint = PendingPoint | Point
 
 
-def locate(
+def as_point(
     model: Any,
     geometry: AbstractGeometry | None,
     params: PyTree,
@@ -48,8 +48,8 @@ def locate(
     has_aux: bool = False,
     check: bool = True,
     budget: int = 2**26,
-) -> Place:
-    """Check the arguments of a public function; return the point that was passed, or a location."""
+) -> AnyPoint:
+    """Check the arguments of a public function; return the point that was passed, or a pending one."""
     if isinstance(model, Point):
         return given_point(model, geometry, params, x, has_aux=has_aux)
     if budget < 1:
@@ -57,7 +57,7 @@ def locate(
     check_params(params)
     model, batch = without_aux(model, has_aux), as_examples(x)
     is_left = check and check_model(model, params, batch)
-    return Location(OutputMap(model, batch, geometry, MemoryBudget(budget)), params, is_left)
+    return PendingPoint(OutputMap(model, batch, geometry, MemoryBudget(budget)), params, is_left)
 
 
 def given_point(point: Point, *others: Any, has_aux: bool = False) -> Point:
@@ -71,16 +71,16 @@ def given_point(point: Point, *others: Any, has_aux: bool = False) -> Point:
     return point
 
 
-def point_in(place: Place) -> Point:
-    """The point with sites at a place."""
-    if isinstance(place, Location):
-        return place.point()
-    return place if place.sites is not None else place.map.with_sites(place.params)
+def evaluated(at: AnyPoint) -> Point:
+    """The point after its forward pass, with sites."""
+    if isinstance(at, PendingPoint):
+        return at.point()
+    return at if at.sites is not None else at.map.with_sites(at.params)
 
 
-def geometry_at(place: Place) -> AbstractGeometry:
-    """The geometry of the outputs at a place."""
-    geometry = place.map.geometry
+def geometry_of(at: AnyPoint) -> AbstractGeometry:
+    """The geometry of the outputs; an error if there is none."""
+    geometry = at.map.geometry
     if not isinstance(geometry, AbstractGeometry):
         raise TypeError(
             f"{caller()} needs a geometry of the outputs, such as `Fisher(Categorical(10))`, but got "
@@ -168,15 +168,15 @@ def evaluate(
     assert jnp.allclose(jnp.trace(kernel.reshape(2, 2)) / 2, metric.trace())
     ```
     """
-    place = locate(model, geometry, params, x, has_aux=has_aux, check=check, budget=budget)
-    point = _evaluated(place)
+    at = as_point(model, geometry, params, x, has_aux=has_aux, check=check, budget=budget)
+    point = _compiled_point(at)
     check_values(point)
     return point
 
 
 # Compiled once for a model and its shapes: points of equal shapes then have one program, and functions that were
 # compiled for one of them serve the others.
-_evaluated = compiled(point_in)
+_compiled_point = compiled(evaluated)
 
 
 @public
@@ -215,8 +215,8 @@ def per_example(
     assert jnp.allclose(gradients.norms(), jnp.array([1.0, 5.0]))
     ```
     """
-    place = locate(model, None, params, x, has_aux=has_aux, check=check, budget=budget)
-    point = point_in(place)
+    at = as_point(model, None, params, x, has_aux=has_aux, check=check, budget=budget)
+    point = evaluated(at)
     check_outputs_in(None, point.z, point.map.batch)
     refuse_mask(point.map.batch)
     refuse_weights(point.map.batch, "Cotangents carry their weights themselves, and what the gradients are used for")

@@ -272,7 +272,7 @@ class Point(eqx.Module):
     def _of_examples(self, function: Callable, *trees: Any, out_axes: int = 0) -> Any:
         """`function(geometry, z, ...)` for every example."""
         geometry = self.map.geometry
-        assert geometry is not None, "unreachable: `geometry_at` has refused a point without a geometry"
+        assert geometry is not None, "unreachable: `geometry_of` has refused a point without a geometry"
         if isinstance(geometry, LossGeometry):
             of_one = lambda z, y, *rest: function(geometry.at(y), z, *rest)
             return jax.vmap(of_one, out_axes=out_axes)(self.z, self.map.batch.y, *trees)
