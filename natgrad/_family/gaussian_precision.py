@@ -22,8 +22,8 @@ class GaussianPrecision(AbstractFamily):
     import natgrad as ng
 
     family = ng.GaussianPrecision(2)
-    precision = jnp.diag(jnp.array([2.0, 4.0]))
-    assert jnp.allclose(family.to_moments(precision), -jnp.linalg.inv(precision) / 2)
+    moments = family.to_moments(jnp.diag(jnp.array([2.0, 4.0])))
+    assert jnp.allclose(moments, -jnp.diag(jnp.array([0.5, 0.25])) / 2)  # minus half the covariance
     ```
     """
 

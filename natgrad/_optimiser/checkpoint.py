@@ -169,7 +169,9 @@ def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def _check_same(header: dict, wanted: list, path: Any) -> None:
-    facts = lambda leaf: ("key of " * _is_key(leaf) + str(_bare(leaf).dtype), list(_bare(leaf).shape))
+    def facts(leaf):
+        return "key of " * _is_key(leaf) + str(_bare(leaf).dtype), list(_bare(leaf).shape)
+
     expected = {jax.tree_util.keystr(key_path): facts(leaf) for key_path, leaf in wanted}
     kind = lambda leaf: "key of " if leaf["key"] else ""
     given = {leaf["path"]: (kind(leaf) + leaf["dtype"], list(leaf["shape"])) for leaf in header["leaves"]}

@@ -101,7 +101,10 @@ def check_outputs_in(geometry: AbstractGeometry | LossGeometry | None, z: Output
         require(z, [finite(z)], f"{caller()}: the output of the model", traced=False)
         if geometry is None or not is_concrete((z, batch)):
             return
-        at = lambda number: jax.tree.map(lambda leaf: leaf[number], (_tree.at_least_float32(z), batch.y))
+
+        def at(number):
+            return _tree.take((_tree.at_least_float32(z), batch.y), number)
+
         first, target = at(0)
         if batch.weights is not None and batch.weights.ndim > 1:
             check_weights(batch.weights, z)

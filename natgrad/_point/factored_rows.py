@@ -44,7 +44,10 @@ class FactoredRows(AbstractRows):
         if self.shape[1] == 1:
             a, h = self.expand(self.data)
             return jnp.einsum("ngd,ngo->gdo", a[:, :, 0] ** power, jnp.sum(h[:, :, :, 0] ** power, axis=1))
-        powers = lambda part: jnp.sum(_formed(*self.expand(part)) ** power, axis=(0, 1))
+
+        def powers(part):
+            return jnp.sum(_formed(*self.expand(part)) ** power, axis=(0, 1))
+
         return summed(powers, self.data, self._forming_chunk(budget))
 
     def squared_norms(self, budget):
@@ -55,7 +58,10 @@ class FactoredRows(AbstractRows):
             return self._by_example(jnp.einsum("ng,ncg->nc", a, h))
         if positions * (inputs / self.num_cotangents + outputs) < inputs * outputs:
             return self._squared_norms_by_pairs(budget)
-        norms = lambda part: self._by_example(jnp.sum(_formed(*self.expand(part)) ** 2, axis=(2, 3, 4)))
+
+        def norms(part):
+            return self._by_example(jnp.sum(_formed(*self.expand(part)) ** 2, axis=(2, 3, 4)))
+
         return stacked(norms, self.data, self._forming_chunk(budget))
 
     def gram(self, budget):

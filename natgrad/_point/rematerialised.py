@@ -208,7 +208,10 @@ def form_all(
 def _shape(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget, count: int) -> Any:
     """The shape and dtype of a statistic at one site and one step."""
     site, root = formed.alone, formed.root.aval
-    struct = lambda aval, *lead: jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype)
+
+    def struct(aval, *lead):
+        return jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype)
+
     free = [v for v in site.operands if isinstance(v, Free)]
     dependent = [v for v in site.operands if isinstance(v, Dependent)]
 

@@ -129,7 +129,10 @@ class GridLineSearch(AbstractStep):
 
     def propose(self, expansion, search):
         sizes = jnp.asarray(self.sizes, expansion.loss.dtype)
-        loss_of = lambda size: expansion.loss_at(expansion.w + search.along(size)).astype(sizes.dtype)
+
+        def loss_of(size):
+            return expansion.loss_at(expansion.w + search.along(size)).astype(sizes.dtype)
+
         losses = jax.lax.map(loss_of, sizes)
         losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
         best = jnp.argmin(losses)
