@@ -146,6 +146,7 @@ class TermPoint(NamedTuple):
 
         Exact, or drawn with a key; terms draw with keys of their own, by their `number`."""
         columns = self.point.columns(None if key is None else jax.random.fold_in(key, number), num_samples)
+        # The metric is quadratic in columns, so that its weight becomes a root.
         return _tree.scale(jnp.sqrt(jnp.asarray(self.weight, float)), columns)
 
     def inner_products(self, vectors: Sequence[Array], unflatten: Callable[[Array], PyTree]) -> Float[Array, "k k"]:
@@ -215,6 +216,7 @@ class Cost(NamedTuple):
             return
         for term in self.terms:
             term.refuse_invalid(jax.eval_shape(term.map, params), label)
+        # Only here: without concrete weights, a compiled step reports `invalid_batch` instead.
         counts = self.has_weight()
         if is_concrete(counts) and not counts:
             raise ValueError(

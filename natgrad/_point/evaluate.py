@@ -126,6 +126,7 @@ def check_positions(geometry: AbstractGeometry, z: Output, batch: Batch) -> None
     weights = batch.weights
     assert weights is not None
     shape = weights.shape[1:]
+    # A tangent at one position: a metric that treats positions one by one keeps it there.
     at_first = jnp.zeros(math.prod(shape)).at[0].set(1.0).reshape(shape)
     tangent = weigh(at_first, jax.tree.map(jnp.ones_like, z))
     elsewhere = weigh(1.0 - at_first, geometry.metric_mv(z, tangent))
@@ -151,7 +152,7 @@ def evaluate(
     r"""Run a model once, for several metrics or statistics at the same parameters and data.
 
     `pullback`, `diagonal`, `kfac`, `ekfac`, `gram`, `natural_gradient` and `per_example` accept the point in place of
-    the model, and repeat no forward pass:
+    the model, and repeat no forward pass.
 
     **Arguments:**
 
