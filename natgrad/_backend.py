@@ -44,6 +44,7 @@ def error_of(backend: str) -> float:
     weights /= weights.sum(axis=-1, keepdims=True)
     few, many = numbers.normal(size=(20, 200, 10)), numbers.normal(size=(2, 2000, 10))
     operands = weights, few, np.tile(weights, (10, 1)), many
+    # The first result may be asked for inside `jit`, which would trace this test instead of running it.
     with jax.ensure_compile_time_eval():
         single = [jnp.asarray(operand, jnp.float32) for operand in operands]
         found = [np.asarray(result, np.float64) for result in jax.jit(_programs)(*single)]
@@ -54,6 +55,11 @@ def error_of(backend: str) -> float:
 
 def _programs(p, u, q, v):
     """The same for NumPy and for JAX."""
-    centred = lambda p, v: p * (v - (p * v).sum(axis=-1, keepdims=True))
-    scaled = lambda p, v: p * v / (1 + (p * v * v).sum(axis=-1, keepdims=True))
+
+    def centred(p, v):
+        return p * (v - (p * v).sum(axis=-1, keepdims=True))
+
+    def scaled(p, v):
+        return p * v / (1 + (p * v * v).sum(axis=-1, keepdims=True))
+
     return centred(p[None], u), centred(q[None], v), scaled(p[None], u)

@@ -160,6 +160,7 @@ def as_number(value: Any) -> Any:
     Anything else, such as an array or a schedule, is returned unchanged."""
     if not isinstance(value, bool | int | float | np.number):
         return value
+    # Also inside `jit`, where the number would be traced, and checks of its bounds could no longer read it.
     with jax.ensure_compile_time_eval():
         return jnp.asarray(float(value))
 

@@ -49,6 +49,7 @@ class Simplex(AbstractConstraint):
 
     def contains(self, w):
         total = jnp.abs(jnp.sum(w, axis=-1) - 1)
+        # With slack: a point that was projected or clipped misses the boundary by rounding.
         return jnp.all(w >= self.margin * (1 - 1e-3)) & jnp.all(total <= jnp.sqrt(jnp.finfo(w.dtype).eps))
 
     def project(self, w):
@@ -68,6 +69,7 @@ class Simplex(AbstractConstraint):
         return self.margin + (1 - w.shape[-1] * self.margin) * excess / jnp.sum(excess, axis=-1, keepdims=True)
 
     def barrier(self, w):
+        # Outside, the logarithm is taken of 1: a NaN in the branch not taken would spoil derivatives.
         return jnp.sum(jnp.where(w > 0, -jnp.log(jnp.where(w > 0, w, 1.0)), jnp.inf))
 
 
@@ -86,6 +88,7 @@ class PositiveDefinite(AbstractConstraint):
     margin: float = 1e-6
 
     def contains(self, w):
+        # With slack, and of the symmetric part: a point that was projected misses both by rounding.
         return jnp.all(_linalg.eigvalsh((w + jnp.swapaxes(w, -1, -2)) / 2) >= self.margin * (1 - 1e-3))
 
     def project(self, w):
@@ -99,6 +102,7 @@ class PositiveDefinite(AbstractConstraint):
     def barrier(self, w):
         root = _linalg.cholesky((w + jnp.swapaxes(w, -1, -2)) / 2)
         value = -2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)))
+        # The Cholesky factor of an indefinite matrix is NaN.
         return jnp.where(jnp.isfinite(value), value, jnp.inf)
 
 

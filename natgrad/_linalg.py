@@ -150,6 +150,7 @@ def _(primals, tangents):
     values, vectors = eigh(*primals)
     rotated = vectors.mT @ tangents[0] @ vectors
     identity = identity_like(rotated)
+    # One on the diagonal, where the gap is zero, and taken off after the division.
     gaps = values[..., None, :] - values[..., :, None] + identity
     return (values, vectors), (
         jnp.diagonal(rotated, axis1=-2, axis2=-1),
@@ -172,6 +173,7 @@ def _(primals, tangents):
 def pseudo_inverse(matrix: Matrix) -> Matrix:
     """The pseudo-inverse of a symmetric matrix. Eigenvalues within rounding of zero count as zero."""
     values, vectors = eigh((matrix + matrix.T) / 2)
+    # The error of computed eigenvalues is this, times a small factor.
     rounding = values.size * jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values), initial=0.0)
     is_nonzero = jnp.abs(values) > 10 * rounding
     return (vectors * jnp.where(is_nonzero, 1 / jnp.where(is_nonzero, values, 1.0), 0.0)[None, :]) @ vectors.T

@@ -56,6 +56,7 @@ class Categorical(AbstractFamily):
 
     def _moment_domain(self, xi):
         total = jnp.sum(xi, axis=-1)
+        # Probabilities that were computed add up to one with half of their digits at least; percentages do not.
         slack = jnp.sqrt(jnp.finfo(xi.dtype).eps)
         return [
             Requirement(jnp.all(xi > 0), "probabilities above 0", "Smooth the counts first."),

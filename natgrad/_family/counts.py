@@ -45,6 +45,7 @@ def positive_mean(xi: Array) -> Requirement:
 def log_success(eta: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     r"""$\log(1 - e^\eta)$, by whichever formula keeps its digits."""
     is_small = eta > -math.log(2)
+    # Both formulas are computed everywhere: outside its own half, each sees -1, at which it is finite.
     small, large = jnp.where(is_small, eta, -1.0), jnp.where(is_small, -1.0, eta)
     return jnp.where(is_small, jnp.log(-jnp.expm1(small)), jnp.log1p(-jnp.exp(large)))
 
@@ -70,6 +71,7 @@ def log_factorial(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def draw_poisson(rate: Float[Array, "*shape"], key: Key) -> Float[Array, "*shape"]:
     """Counts with rates: from `MANY` on, where integers overflow, rounded Gaussians with the same moments."""
     is_many = rate > MANY
+    # The same key for both, since only one of the two draws is used.
     few = jax.random.poisson(key, jnp.where(is_many, MANY, rate)).astype(rate.dtype)
     many = jnp.round(rate + jnp.sqrt(rate) * jax.random.normal(key, rate.shape, rate.dtype))
     return jnp.where(is_many, many, few)
@@ -87,6 +89,7 @@ def mean_log_factorial(mean: Float[Array, "*shape"], log_laplace: LogLaplace) ->
 def mean_log_rising(shift: Float[Array, ""], log_laplace: LogLaplace) -> Float[Array, "*shape"]:
     r"""$\mathbb{E}\log\Gamma(x + s)/\Gamma(x + 1)$ likewise, as $\int_0^\infty \big[(s - 1)e^{-t} -
     M(t)\frac{e^{-t} - e^{-st}}{1 - e^{-t}}\big]\frac{dt}{t}$: no part of it grows with the counts."""
+    # The difference of exponentials, with the larger one factored out, so that `expm1` gets a negative argument.
     is_below = shift < 1
     rest = jnp.abs(jnp.where(is_below, 1 - shift, shift - 1))
 

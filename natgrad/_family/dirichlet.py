@@ -83,6 +83,7 @@ class Dirichlet(AbstractLogFamily):
         return jnp.exp(draw_log_simplex(eta, key))
 
     def _support(self, x):
+        # Probabilities that were computed add up to one with half of their digits at least; percentages do not.
         slack = jnp.sqrt(jnp.finfo(x.dtype).eps)
         return [
             Requirement(jnp.all(x > 0), "probabilities above 0", "Smooth them first."),

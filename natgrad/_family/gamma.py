@@ -61,6 +61,7 @@ class Gamma(AbstractFamily):
         return [
             Requirement(jnp.all(xi[..., 1] > 0), "means `xi[..., 1]` above 0", "Check the data."),
             Requirement(
+                # Where the mean is not positive, which is refused above, `jax.debug_nans` would stop at the logarithm.
                 jnp.all(xi[..., 0] < jnp.log(jnp.where(xi[..., 1] > 0, xi[..., 1], 1.0))),
                 "mean logarithms `xi[..., 0]` below the logarithm of the mean (Jensen)",
                 "All observations may be equal, or nearly so for this precision: use float64 or more data.",

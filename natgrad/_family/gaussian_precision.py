@@ -22,8 +22,8 @@ class GaussianPrecision(AbstractFamily):
     import natgrad as ng
 
     family = ng.GaussianPrecision(2)
-    precision = jnp.diag(jnp.array([2.0, 4.0]))
-    assert jnp.allclose(-2 * family.to_moments(precision) @ precision, jnp.eye(2))
+    moments = family.to_moments(jnp.diag(jnp.array([2.0, 4.0])))
+    assert jnp.allclose(moments, -jnp.diag(jnp.array([0.5, 0.25])) / 2)  # minus half the covariance
     ```
     """
 

@@ -9,6 +9,8 @@ from natgrad import _linalg
 from natgrad._types import Matrix
 
 MAX_STEPS = 100
+# Where the Fisher matrix is nearly singular, Newton's step may be too long by many orders of magnitude; this allows
+# for a trillion.
 MAX_HALVINGS = 40
 
 

@@ -80,6 +80,7 @@ class Poisson(AbstractFamily):
     def _entropy(self, eta):
         rate = jnp.exp(eta)
         is_large = rate > LARGE_RATE
+        # Each formula sees rates of its own side only: outside, its derivatives may be infinite.
         large = jnp.where(is_large, rate, LARGE_RATE)
         series = 0.5 * jnp.log(2 * math.pi * math.e * large) - horner(ENTROPY_SERIES, 1 / large) / large
         small = jnp.where(is_large, LARGE_RATE, rate)

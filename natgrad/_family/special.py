@@ -22,6 +22,8 @@ def measure_kl(
     p: Float[Array, "*shape"], q: Float[Array, "*shape"], log_ratio: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
     r"""$q - p - p\log(q/p) \ge 0$, the divergence of masses that need not sum to one; `log_ratio` is $\log(q/p)$."""
+    # Close to p, the three terms nearly cancel, and `expm1` keeps the digits of what remains. Far from p, it would
+    # overflow, and its NaN spoil the derivatives of the other branch: hence zero there.
     near = jnp.abs(log_ratio) < 1
     u = jnp.where(near, log_ratio, 0.0)
     return jnp.where(near, p * (jnp.expm1(u) - u), q - p - p * log_ratio)
@@ -49,6 +51,7 @@ def stirling_remainder(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def _shift(x: Array) -> tuple[Array, Array, Array, Array]:
     """Where `x` is large; `x` where it is not; an argument that is; and the factors in between."""
     is_large = x >= LARGE
+    # One where it is not used, so that logarithms and divisions there stay finite, and their derivatives too.
     small = jnp.where(is_large, 1.0, x)
     return is_large, small, jnp.where(is_large, x, small + LARGE), _factors(small)
 

@@ -45,7 +45,10 @@ class Dissimilarity(AbstractGeometry):
         if not is_concrete(z):
             return
         gradient = jax.grad(self._from(z))(z)
-        size = lambda tree: jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(tree)]))
+
+        def size(tree):
+            return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(tree)]))
+
         slack = jnp.sqrt(jnp.finfo(jax.tree.leaves(z)[0].dtype).eps) * (1 + size(z))
         flat = Requirement(
             size(gradient) <= slack,

@@ -200,6 +200,7 @@ def check_projection(task: Task, params: PyTree) -> Projection:
     pushed = J @ natural
     values, vectors = _linalg.eigh(M)
     is_positive = values > len(values) * jnp.finfo(values.dtype).eps * jnp.max(values)
+    # Eigenvalues that are zero come out negative by rounding, and would have NaN for a root.
     whiten = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, values, 1.0)), 0.0)[:, None] * vectors.T
     gradient = _linalg.pseudo_inverse(M) @ d
     # The reachable change closest to the gradient on the outputs, by least squares in the metric of the outputs.
@@ -230,6 +231,7 @@ def _check_same_point(params: PyTree, image: PyTree) -> None:
     if not is_concrete((params, image)):
         return
     gap, size = largest_gap(params, image), largest_gap(params, jax.tree.map(jnp.zeros_like, params))
+    # Not `>`, which would let NaN pass.
     if not gap <= 1e-4 * (1 + size):
         raise ValueError(f"{caller()} needs `chart(theta)` to be `params`, but they differ by up to {gap:.3g}.")
 

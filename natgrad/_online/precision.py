@@ -68,11 +68,13 @@ class DensePrecision(AbstractPrecision):
         faded = state / jnp.sqrt(jnp.asarray(forget, state.dtype))
         if _is_zero(noise):
             return faded
+        # Only with noise: the product and its factorisation cost P^3, and lose half of the digits of the root.
         return _linalg.cholesky(faded @ faded.T + noise * jnp.eye(len(state), dtype=state.dtype))
 
     def grown(self, state, rows):
         def add_row(root, row):
             f = root.T @ row
+            # Potter's update: subtracting from the covariance itself, rounding could make it indefinite.
             gain = 1 / (1 + f @ f)
             return root - (gain / (1 + jnp.sqrt(gain))) * jnp.outer(root @ f, f), None
 

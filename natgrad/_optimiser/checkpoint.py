@@ -47,10 +47,12 @@ def save_checkpoint(path: str | os.PathLike, tree: PyTree) -> None:
         described.append(
             {"path": jax.tree_util.keystr(key_path), "dtype": str(array.dtype), "shape": array.shape, "key": kind}
         )
+        # As bytes: NumPy cannot write bfloat16 and the 8-bit types of JAX without pickling them.
         payload[f"leaf{number}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     header = json.dumps({"format": FORMAT, "version": VERSION, "leaves": described})
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a file can be renamed in one piece only within a file system.
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -119,6 +121,7 @@ class Checkpoints:
     def save(self, step: int, tree: PyTree) -> Path:
         path = self.directory / f"step-{step:09d}.npz"
         save_checkpoint(path, tree)
+        # After saving, so that an interruption leaves one checkpoint too many rather than one too few.
         others = [other for other in self.steps() if other != step]
         for old in others[: max(0, len(others) + 1 - self.keep)]:
             (self.directory / f"step-{old:09d}.npz").unlink(missing_ok=True)
@@ -128,6 +131,7 @@ class Checkpoints:
         """The steps that were saved and kept, in order."""
         if not self.directory.is_dir():
             return []
+        # Drafts and files of others in the folder are left alone.
         matches = (re.fullmatch(r"step-(\d{9,})\.npz", path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
@@ -148,6 +152,7 @@ class Checkpoints:
 
 def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
     try:
+        # Pickles could run code of whoever wrote the file.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             payload = {name: arrays[name] for name in arrays.files}
         header = json.loads(payload.pop("header").tobytes())
@@ -169,7 +174,9 @@ def _read(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def _check_same(header: dict, wanted: list, path: Any) -> None:
-    facts = lambda leaf: ("key of " * _is_key(leaf) + str(_bare(leaf).dtype), list(_bare(leaf).shape))
+    def facts(leaf):
+        return "key of " * _is_key(leaf) + str(_bare(leaf).dtype), list(_bare(leaf).shape)
+
     expected = {jax.tree_util.keystr(key_path): facts(leaf) for key_path, leaf in wanted}
     kind = lambda leaf: "key of " if leaf["key"] else ""
     given = {leaf["path"]: (kind(leaf) + leaf["dtype"], list(leaf["shape"])) for leaf in header["leaves"]}
@@ -218,6 +225,7 @@ def _like_leaf(array: np.ndarray, kind: str | None, leaf: Any) -> Any:
     if isinstance(leaf, bool | int | float):
         return type(leaf)(array.item())
     if isinstance(leaf, np.ndarray):
+        # `np.frombuffer` gives arrays that cannot be written to.
         return array.copy()
     return jax.device_put(array, getattr(leaf, "sharding", None))
 

@@ -17,7 +17,10 @@ from natgrad._optimiser.objective import AbstractObjective
 from natgrad._optimiser.term import Term
 from natgrad._point.batch import Batch, check_weights, inverse_or_zero, spread, with_counted
 from natgrad._point.point import OutputMap, Point
+from natgrad._point.probe import probe
+from natgrad._program.trace import trace_example
 from natgrad._types import Key, Output, Scalar
+from natgrad._uses.parameter_uses import uses_of
 
 
 def term_on_batch(term: Term, batch: Batch, model: Callable | None = None) -> "BatchTerm":
@@ -91,7 +94,10 @@ class BatchTerm(NamedTuple):
         if not len(wrong):
             return
         place = tuple(int(k) for k in wrong[0])
-        at = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf)[place], tree)
+
+        def at(tree):
+            return jax.tree.map(lambda leaf: np.asarray(leaf)[place], tree)
+
         requirements = self.term.objective.requirements(at(like), at(self.batch.y))
         unmet = next((need for need in requirements if not bool(jnp.all(need.holds))), None)
         where = f"example {place[0]}" + (f", position {', '.join(map(str, place[1:]))}" if place[1:] else "")
@@ -140,12 +146,16 @@ class TermPoint(NamedTuple):
 
         Exact, or drawn with a key; terms draw with keys of their own, by their `number`."""
         columns = self.point.columns(None if key is None else jax.random.fold_in(key, number), num_samples)
+        # The metric is quadratic in columns, so that its weight becomes a root.
         return _tree.scale(jnp.sqrt(jnp.asarray(self.weight, float)), columns)
 
     def inner_products(self, vectors: Sequence[Array], unflatten: Callable[[Array], PyTree]) -> Float[Array, "k k"]:
         r"""$v_a^\top G v_b$ for the exact metric at this point."""
+
         # One after the other: compiled once, and faster than to stack them.
-        push = lambda k: self.point.push(unflatten(jax.lax.select_n(k, *vectors)))
+        def push(k):
+            return self.point.push(unflatten(jax.lax.select_n(k, *vectors)))
+
         count = len(vectors)
         if count == 1:
             tangents = jax.tree.map(lambda z: z[None], self.point.push(unflatten(vectors[0])))
@@ -206,12 +216,26 @@ class Cost(NamedTuple):
             return
         for term in self.terms:
             term.refuse_invalid(jax.eval_shape(term.map, params), label)
+        # Only here: without concrete weights, a compiled step reports `invalid_batch` instead.
         counts = self.has_weight()
         if is_concrete(counts) and not counts:
             raise ValueError(
                 f"{label or caller()}: the weights of the batch are all zero, so there is nothing to learn from. "
                 "Skip this batch."
             )
+
+    def unused_params(self, params: PyTree) -> set[str]:
+        """The paths of the parameters that no model uses; refuses models that couple examples, where a term asks for
+        it."""
+        unused = []
+        for term in self.terms:
+            few = every_so_many(term.batch, 1 / self.num_pieces, jnp.array(0))
+            program = trace_example(term.map.model, params, few.x, 0)
+            unused.append({name for leaf, name in enumerate(program.names) if not uses_of(program.sites, leaf)})
+            if program.is_concrete and term.term.check:
+                # Some logits may be minus infinity on purpose.
+                probe(term.map.model, program, params, few.x, needs_finite=False)
+        return set.intersection(*unused)
 
     def has_weight(self) -> Bool[Array, ""]:
         """Whether anything in the batches counts."""
@@ -315,8 +339,7 @@ def _in_pieces(function: Callable[[BatchTerm], PyTree], term: BatchTerm, num_pie
         return _tree.scale(piece.total / batch.total, function(term.on(piece)))
 
     pieces = jax.tree.map(lambda leaf: leaf[: count * size].reshape(count, size, *leaf.shape[1:]), batch)
-    first = jax.eval_shape(weighed, _tree.take(pieces, 0))
-    zeros = _tree.zeros(first)
+    zeros = _tree.zeros(jax.eval_shape(weighed, _tree.take(pieces, 0)))
     total, _ = jax.lax.scan(lambda total, piece: (_tree.add(total, weighed(piece)), None), zeros, pieces)
     if count * size == batch.size:
         return total

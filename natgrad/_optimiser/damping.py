@@ -317,7 +317,10 @@ class LevenbergMarquardt(AbstractDamping):
 
     def start(self, state, mean_eigenvalue):
         mean = mean_eigenvalue.astype(state.strength.dtype)
-        given = lambda value, default: default if value is None else jnp.asarray(value, mean.dtype)
+
+        def given(value, default):
+            return default if value is None else jnp.asarray(value, mean.dtype)
+
         rounding = jnp.finfo(mean.dtype).eps
         minimum, maximum = given(self.minimum, rounding * mean), given(self.maximum, mean / rounding)
         return LevenbergMarquardtState(jnp.clip(given(self.initial, mean), minimum, maximum), minimum, maximum)

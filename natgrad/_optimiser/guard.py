@@ -5,7 +5,6 @@ from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
@@ -260,8 +259,7 @@ class Rollback(AbstractGuard):
         is_finite = jnp.isfinite(dot(proposal.update, proposal.update))
         is_accepted = soundness.is_sound & proposal.is_accepted & is_finite
         can_go_back = ~soundness.is_sound & soundness.is_usable & (expansion.steps > 0)
-        choose = lambda new, back, stay: jnp.where(is_accepted, new, jnp.where(can_go_back, back, stay))
-        w, last = jax.tree.map(choose, trial.next, state.before, trial.now)
+        w, last = _tree.where(is_accepted, trial.next, _tree.where(can_go_back, state.before, trial.now))
         is_new = is_accepted | (expansion.steps == 0)
         before = _tree.where(is_new, trial.now, state.before)
         # A step that is accepted may yet be taken back by the next.
@@ -280,7 +278,10 @@ class Rollback(AbstractGuard):
         """The averages with the loss of one more step, if that was sound."""
         value = jnp.where(is_sound, loss.astype(state.mean.dtype), state.mean)
         is_first = is_sound & ~state.is_started
-        averaged = lambda old, new: jnp.where(is_sound, self.decay * old + (1 - self.decay) * new, old)
+
+        def averaged(old, new):
+            return jnp.where(is_sound, self.decay * old + (1 - self.decay) * new, old)
+
         return state._replace(
             is_started=state.is_started | is_sound,
             first=jnp.where(is_first, value, state.first),

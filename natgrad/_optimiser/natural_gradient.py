@@ -15,7 +15,7 @@ from natgrad._block.structure_report import StructureReport
 from natgrad._check import is_concrete, public
 from natgrad._model import check_params
 from natgrad._optimiser.compatible import check_mask_use, check_together, check_types, suitable_damping
-from natgrad._optimiser.cost import Cost, CostPoint, Pass, TermPoint, every_so_many, term_on_batch
+from natgrad._optimiser.cost import Cost, CostPoint, Pass, TermPoint, term_on_batch
 from natgrad._optimiser.damping import AbstractDamping, Reduction, without_zero
 from natgrad._optimiser.flax import register_with_flax
 from natgrad._optimiser.guard import AbstractGuard, Rollback, Soundness, Trial
@@ -38,10 +38,7 @@ from natgrad._optimiser.trainable import (
     refuse_numbers,
     warn_of_unused,
 )
-from natgrad._point.probe import probe
-from natgrad._program.trace import trace_example
 from natgrad._types import Key
-from natgrad._uses.parameter_uses import uses_of
 
 
 class NaturalGradient(eqx.Module):
@@ -148,8 +145,6 @@ class NaturalGradient(eqx.Module):
     def terms(self) -> dict[str | None, Term]:
         return dict(zip(self.term_names, self.term_list, strict=True))
 
-    # The two functions -----------------------------------------------------------------------------------
-
     @compilable
     @public
     def init(self, params: PyTree, batch: Any) -> State:
@@ -159,10 +154,12 @@ class NaturalGradient(eqx.Module):
         check_params(trained)
         refuse_numbers(params)
         arrays, others = eqx.partition(fixed, lambda leaf: hasattr(leaf, "dtype"))
-        initial = lambda trained, arrays, batch: self._initial(trained, eqx.combine(arrays, others), batch)
+
+        def initial(trained, arrays, batch):
+            return self._initial(trained, eqx.combine(arrays, others), batch)
+
         shapes = jax.eval_shape(initial, _tree.structure(trained), arrays, batch)
-        is_given = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((params, batch)))
-        if is_given:
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((params, batch))):
             self._check_data(trained, fixed, batch)
         self.structure.inspect(shapes.structure)
         # By NumPy, which compiles nothing.
@@ -204,8 +201,6 @@ class NaturalGradient(eqx.Module):
     def report(self, state: State) -> StructureReport:
         """The structure that every parameter got, for `KFAC` and `EKFAC`."""
         return self.structure.report(state.structure)
-
-    # Their points -----------------------------------------------------------------------------------------
 
     def _advance(
         self, params: PyTree, fixed: PyTree, given: PyTree | None, state: State, batch: Any, key: Key | None
@@ -321,7 +316,6 @@ class NaturalGradient(eqx.Module):
         conclusion = self.guard.conclude(state.guard, trial)
         info = describe(solved, trial, conclusion)
         accepted = conclusion.is_accepted
-        remembered = lambda new, shorter, old: jnp.where(accepted, new, jnp.where(usable, shorter, old))
         rounding = self.guard.rounding(state.guard, expansion.loss)
         damping = self.damping.update(solved.damping, Reduction.of(info, state.steps, rounding))
         is_told = solved.is_known & usable
@@ -329,7 +323,9 @@ class NaturalGradient(eqx.Module):
             steps=state.steps + 1,
             structure=solved.structure,
             damping=_tree.where(is_told, damping, state.damping),
-            rule=jax.tree.map(remembered, proposal.memory, self.rule.rejected(state.rule), state.rule),
+            rule=_tree.where(
+                accepted, proposal.memory, _tree.where(usable, self.rule.rejected(state.rule), state.rule)
+            ),
             guard=conclusion.state,
             last=conclusion.last,
             was_rejected=~accepted,
@@ -388,18 +384,8 @@ class NaturalGradient(eqx.Module):
         """Refuse concrete targets that cannot be, and models that couple examples; and warn of unused parameters."""
         cost = self._cost(fixed, batch)
         cost.refuse_invalid(trained)
-        if not self.structure.has_sites or not is_concrete((trained, fixed, batch)):
-            return
-        unused = None
-        for term in cost.terms:
-            few = every_so_many(term.batch, 1 / self.micro_batches, jnp.array(0))
-            program = trace_example(term.map.model, trained, few.x, 0)
-            names = {name for leaf, name in enumerate(program.names) if not uses_of(program.sites, leaf)}
-            unused = names if unused is None else unused & names
-            if program.is_concrete and term.term.check:
-                # Some logits may be minus infinity on purpose.
-                probe(term.map.model, program, trained, few.x, needs_finite=False)
-        warn_of_unused(sorted(unused or ()))
+        if self.structure.has_sites and is_concrete((trained, fixed, batch)):
+            warn_of_unused(sorted(cost.unused_params(trained)))
 
 
 def _is_none(leaf: Any) -> bool:

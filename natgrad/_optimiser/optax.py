@@ -152,7 +152,10 @@ def _training_only(opt: NaturalGradient, params: PyTree, whole: PyTree) -> Natur
     """The optimiser, training only what is not hidden."""
     if whole is params:
         return opt
-    shown = lambda leaf, other: jax.tree.map(lambda _: not _is_masked(leaf), other)
+
+    def shown(leaf, other):
+        return jax.tree.map(lambda _: not _is_masked(leaf), other)
+
     flags = jax.tree.map(shown, params, whole, is_leaf=_is_masked)
     if opt.trainable is not None:
         flags = jax.tree.map(lambda a, b: a and b, flags, filter_of(whole, opt.trainable))

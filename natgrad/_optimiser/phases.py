@@ -45,7 +45,10 @@ class NaturalStep(NamedTuple):
 def describe(solved: NaturalStep, trial: Trial, conclusion: Conclusion) -> Info:
     """What happened in a step."""
     loss, proposal, soundness = trial.expansion.loss, trial.proposal, trial.soundness
-    quantity = lambda value: Quantity.of(value, loss.dtype).known_if(soundness.is_usable)
+
+    def quantity(value):
+        return Quantity.of(value, loss.dtype).known_if(soundness.is_usable)
+
     loss_after = quantity(proposal.loss_after)
     return Info(
         loss=loss,

@@ -60,7 +60,10 @@ def _flags(params: PyTree, trainable: Any) -> PyTree:
         options = {str(path): bool(flag) for path, flag in trainable.items()}
         check_paths(options, _tree.names(params), "trainable")
         default = not any(options.values())
-        chosen = lambda name: default if (own := option_for(options, name)) is None else own
+
+        def chosen(name):
+            return default if (own := option_for(options, name)) is None else own
+
         return jax.tree.map(lambda _: chosen(next(names)), params)
     paths: list[Any] = list(trainable) if isinstance(trainable, Iterable) else [None]
     if all(isinstance(path, str) for path in paths):
@@ -116,7 +119,10 @@ def check_trained(params: PyTree, trained: PyTree, trainable: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if trainable is None and _is_complex(leaf):
             _refuse_complex(path, leaf)
-    is_kept = lambda path: any(str(getattr(key, "key", getattr(key, "name", ""))) in COLLECTIONS for key in path)
+
+    def is_kept(path):
+        return any(str(getattr(key, "key", getattr(key, "name", ""))) in COLLECTIONS for key in path)
+
     leaves = jax.tree_util.tree_leaves_with_path(trained)
     kept = ["params" + jax.tree_util.keystr(path) for path, _ in leaves if is_kept(path)] + _variables(trained)
     named = [trainable] if isinstance(trainable, str) else trainable if isinstance(trainable, Mapping | list) else []

@@ -101,7 +101,10 @@ def check_outputs_in(geometry: AbstractGeometry | LossGeometry | None, z: Output
         require(z, [finite(z)], f"{caller()}: the output of the model", traced=False)
         if geometry is None or not is_concrete((z, batch)):
             return
-        at = lambda number: jax.tree.map(lambda leaf: leaf[number], (_tree.at_least_float32(z), batch.y))
+
+        def at(number):
+            return _tree.take((_tree.at_least_float32(z), batch.y), number)
+
         first, target = at(0)
         if batch.weights is not None and batch.weights.ndim > 1:
             check_weights(batch.weights, z)
@@ -123,6 +126,7 @@ def check_positions(geometry: AbstractGeometry, z: Output, batch: Batch) -> None
     weights = batch.weights
     assert weights is not None
     shape = weights.shape[1:]
+    # A tangent at one position: a metric that treats positions one by one keeps it there.
     at_first = jnp.zeros(math.prod(shape)).at[0].set(1.0).reshape(shape)
     tangent = weigh(at_first, jax.tree.map(jnp.ones_like, z))
     elsewhere = weigh(1.0 - at_first, geometry.metric_mv(z, tangent))
@@ -148,7 +152,7 @@ def evaluate(
     r"""Run a model once, for several metrics or statistics at the same parameters and data.
 
     `pullback`, `diagonal`, `kfac`, `ekfac`, `gram`, `natural_gradient` and `per_example` accept the point in place of
-    the model, and repeat no forward pass:
+    the model, and repeat no forward pass.
 
     **Arguments:**
 

@@ -43,19 +43,28 @@ class FactoredRows(AbstractRows):
     def power_sum(self, power, budget):
         if self.shape[1] == 1:
             a, h = self.expand(self.data)
+            # A power of an outer product is the outer product of powers, so no gradient is formed.
             return jnp.einsum("ngd,ngo->gdo", a[:, :, 0] ** power, jnp.sum(h[:, :, :, 0] ** power, axis=1))
-        powers = lambda part: jnp.sum(_formed(*self.expand(part)) ** power, axis=(0, 1))
+
+        def powers(part):
+            return jnp.sum(_formed(*self.expand(part)) ** power, axis=(0, 1))
+
         return summed(powers, self.data, self._forming_chunk(budget))
 
     def squared_norms(self, budget):
         _, positions, inputs, outputs = self.shape
         if positions == 1:
             a, h = self.expand(self.data)
+            # The norm of an outer product is the product of norms, so no gradient is formed.
             a, h = jnp.sum(a[:, :, 0] ** 2, axis=-1), jnp.sum(h[:, :, :, 0] ** 2, axis=-1)
             return self._by_example(jnp.einsum("ng,ncg->nc", a, h))
+        # Multiplications by pairs of positions, against forming the gradients: the cheaper of the two.
         if positions * (inputs / self.num_cotangents + outputs) < inputs * outputs:
             return self._squared_norms_by_pairs(budget)
-        norms = lambda part: self._by_example(jnp.sum(_formed(*self.expand(part)) ** 2, axis=(2, 3, 4)))
+
+        def norms(part):
+            return self._by_example(jnp.sum(_formed(*self.expand(part)) ** 2, axis=(2, 3, 4)))
+
         return stacked(norms, self.data, self._forming_chunk(budget))
 
     def gram(self, budget):
@@ -64,6 +73,7 @@ class FactoredRows(AbstractRows):
         if groups == positions == 1:
             a, h = self.expand(self.data)
             a, h = a[:, None, 0, 0], h[:, :, 0, 0]
+            # Inner products of outer products are products of inner products.
             return self._by_row(products(a, a) * products(h, h))
         if positions == 1:
             return self._pairs(self.data, self.data)

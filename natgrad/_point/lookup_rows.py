@@ -91,5 +91,8 @@ class LookupRows(AbstractRows):
 def _expanded(others: FactoredRows, data: Any = None) -> tuple[Float[Array, "n c s v"], Float[Array, "n c s o"]]:
     """The factors of the other uses, in one group, with their cotangents told apart again."""
     a, k = others.expand(others.data if data is None else data)
-    split = lambda x: x.reshape(-1, others.num_cotangents, *x.shape[-2:])
+
+    def split(x):
+        return x.reshape(-1, others.num_cotangents, *x.shape[-2:])
+
     return split(a), split(k)

@@ -180,7 +180,10 @@ class PerExample(eqx.Module):
         for parameter, along in zip(self.parameters, v, strict=True):
             if parameter.uses:
                 block = rows_of(recording, parameter)
-                product = lambda part, expand=block.expand, v=along: jnp.tensordot(expand(part), v, v.ndim)
+
+                def product(part, expand=block.expand, v=along):
+                    return jnp.tensordot(expand(part), v, v.ndim)
+
                 total = total + stacked(product, block.data, block.chunk(self.budget)).astype(total.dtype)
         return total
 

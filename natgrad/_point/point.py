@@ -173,7 +173,10 @@ class Point(eqx.Module):
 
     def sampled_columns(self, keys: Key) -> Output:
         """Draws of `geometry.sample` over the root of their number, for keys in the order `(draws, examples)`."""
-        draw = lambda keys: self._of_examples(lambda geometry, z, key: geometry.sample(z, key), keys)
+
+        def draw(keys):
+            return self._of_examples(lambda geometry, z, key: geometry.sample(z, key), keys)
+
         return self.weighed(_tree.scale(keys.shape[0] ** -0.5, jax.vmap(draw)(keys)), lead=1)
 
     def weighed(self, tree: Output, lead: int = 0) -> Output:
@@ -233,7 +236,10 @@ class Point(eqx.Module):
     def column_chunk(self, columns: Output) -> int:
         """How many columns to pull back at a time: each adds a cotangent for every site to memory."""
         program = self.program
-        steps = lambda site: program.num_examples * math.prod(program.lengths[loop] for loop in site.loops)
+
+        def steps(site):
+            return program.num_examples * math.prod(program.lengths[loop] for loop in site.loops)
+
         size = sum(steps(site) * math.prod(a.shape) * a.dtype.itemsize for site in program.sites for a in site.avals)
         return self.map.budget.chunk(jax.tree.leaves(columns)[0].shape[0], size)
 

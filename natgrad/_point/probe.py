@@ -63,7 +63,10 @@ def check_model(model: Callable, params: PyTree, batch: Batch) -> bool:
 def probe(model: Callable, program: Program, params: PyTree, x: PyTree, *, needs_finite: bool = True) -> None:
     """Compare the gradients of examples with that of the batch, and refuse a model for which they differ."""
     random = np.random.default_rng(0)
-    like = lambda struct: random.normal(size=struct.shape).astype(struct.dtype)
+
+    def like(struct):
+        return random.normal(size=struct.shape).astype(struct.dtype)
+
     cotangents, vector = (jax.tree.map(like, tree) for tree in (program.outputs, program.params))
     # Neither of them may hide a row: weights are of one size.
     weights = random.choice([-1.0, 1.0], program.num_examples)
@@ -81,7 +84,10 @@ def _probe(
 ) -> Findings:
     of_batch = OutputMap(model, Batch(x))
     z, pull = jax.vjp(lambda params: of_batch(params), params)
-    weigh = lambda u: u * weights.reshape(-1, *(1,) * (u.ndim - 1)).astype(u.dtype)
+
+    def weigh(u):
+        return u * weights.reshape(-1, *(1,) * (u.ndim - 1)).astype(u.dtype)
+
     weighed = jax.tree.map(weigh, u)
     (gradient,) = pull(weighed)
     point = of_batch.traced(params, program)

@@ -77,9 +77,11 @@ def summed(function: Callable[[PyTree], PyTree], data: PyTree, chunk: int) -> Py
     chunk = _even(count, chunk)
     whole = count - count % chunk
     parts = jax.tree.map(lambda x: x[:whole].reshape(whole // chunk, chunk, *x.shape[1:]), data)
-    first = jax.eval_shape(function, _tree.take(parts, 0))
-    zeros = _tree.zeros(first)
-    step = lambda total, part: (jax.tree.map(jnp.add, total, function(part)), None)
+    zeros = _tree.zeros(jax.eval_shape(function, _tree.take(parts, 0)))
+
+    def step(total, part):
+        return jax.tree.map(jnp.add, total, function(part)), None
+
     total, _ = jax.lax.scan(step, zeros, parts)
     if whole == count:
         return total
@@ -95,7 +97,10 @@ def stacked(function: Callable[[PyTree], Any], data: PyTree, chunk: int) -> Any:
         return function(data)
     chunk = _even(count, chunk)
     num_parts = -(-count // chunk)
-    fill = lambda x: jnp.pad(x, [(0, num_parts * chunk - count)] + [(0, 0)] * (x.ndim - 1), mode="edge")
+
+    def fill(x):
+        return jnp.pad(x, [(0, num_parts * chunk - count)] + [(0, 0)] * (x.ndim - 1), mode="edge")
+
     rows = jax.lax.map(function, jax.tree.map(lambda x: fill(x).reshape(num_parts, chunk, *x.shape[1:]), data))
     return rows.reshape(-1, *rows.shape[2:])[:count]
 

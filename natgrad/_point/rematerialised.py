@@ -85,6 +85,7 @@ def form(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget) 
         return equation(*operands)
 
     def forward(zero, *operands):
+        # What the derivative does not need is replaced by a number, so that `jax.checkpoint` saves its memory.
         kept = tuple(x if needed else jnp.zeros((), x.dtype) for x, needed in zip(operands, is_needed, strict=True))
         return batched(zero, *operands), (zero, kept)
 
@@ -196,6 +197,8 @@ def form_all(
     for number, use in by_site.items():
         loops = tuple(program.lengths[loop] for loop in use.site.loops)
         shape = _shape(use, statistic, budget, program.num_examples)
+        # The statistic is the sum over examples, hence one zero for all of them; the second makes the site see the
+        # batch.
         inputs[number] = (jnp.zeros((*loops, *shape.shape), shape.dtype), jnp.zeros((program.num_examples, *loops)))
         mapped[number] = (None, 0)
     run = visited(program, leaves, x, inputs, mapped, probe, others)
@@ -208,7 +211,10 @@ def form_all(
 def _shape(formed: RematerialisedUse, statistic: Statistic, budget: MemoryBudget, count: int) -> Any:
     """The shape and dtype of a statistic at one site and one step."""
     site, root = formed.alone, formed.root.aval
-    struct = lambda aval, *lead: jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype)
+
+    def struct(aval, *lead):
+        return jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype)
+
     free = [v for v in site.operands if isinstance(v, Free)]
     dependent = [v for v in site.operands if isinstance(v, Dependent)]
 

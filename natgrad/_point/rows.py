@@ -46,7 +46,9 @@ class DenseRows(AbstractRows):
         return summed(lambda part: jnp.sum(self.expand(part) ** power, axis=(0, 1)), self.data, self.chunk(budget))
 
     def squared_norms(self, budget):
-        norms = lambda part: jnp.sum(_flat(self.expand(part)) ** 2, axis=-1)
+        def norms(part):
+            return jnp.sum(_flat(self.expand(part)) ** 2, axis=-1)
+
         return stacked(norms, self.data, self.chunk(budget))
 
     def gram(self, budget):

@@ -167,7 +167,10 @@ def _carried(recording: SiteRecords, group: UseGroup, powers: Float[Array, "g d 
 def scale_of(recording: SiteRecords, copy: EntryCopy) -> Array:
     """What each entry of a copy is multiplied by."""
     (at,) = evaluate([copy.origin], recording.leaves)
-    value = lambda x: evaluate([copy.value], recording.leaves, {copy.origin: x})[0]
+
+    def value(x):
+        return evaluate([copy.value], recording.leaves, {copy.origin: x})[0]
+
     return jax.jvp(value, (at,), (jnp.ones_like(at),))[1]
 
 

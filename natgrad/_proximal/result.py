@@ -101,6 +101,7 @@ def conclude(
 
     value = or_start(is_finite, value)
     is_inside = problem.space.contains(value)
+    # Before the cost, which may not be defined outside.
     value = or_start(is_inside, value)
     cost = jnp.asarray(problem.cost(value))
     is_finite &= jnp.isfinite(cost)
@@ -111,6 +112,7 @@ def conclude(
         return jnp.sqrt(_tree.vdot(tangent, tangent))
 
     start = length(gradient)
+    # At a stationary point both are zero, and so is their ratio.
     residual = length(mismatch) / jnp.where(start > 0, start, 1.0)
     if has_inner:
         eps = float(jnp.finfo(_tree.flatten(w)[0].dtype).eps)

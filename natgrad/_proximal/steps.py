@@ -58,6 +58,7 @@ class Neighbourhood(NamedTuple):
             u = self.point(change)
             is_inside = self.problem.space.contains(u)
             safe = _tree.where(is_inside, u, self.w)
+            # The function is called at `w` where the branch is not taken: NaN outside would spoil its derivative.
             return jnp.where(is_inside, function(safe), jnp.inf).astype(change.dtype)
 
         return guarded
@@ -82,6 +83,7 @@ def minimise(
     around = Neighbourhood(problem, w)
     if solver is None:
         tolerance = around.eps**0.75
+        # BFGS stores a matrix.
         kind = optx.BFGS if around.start.size <= DENSE else optx.LBFGS
         solver = kind(rtol=tolerance, atol=tolerance)
     objective = around.guard(function)

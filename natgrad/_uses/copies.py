@@ -63,9 +63,11 @@ class EntryCopy:
 
         `None` if that depends on arrays that are being traced."""
         shape = self._shape(self.origin)
+        # Numbers are copied like the entries they number: what arrives at a place says where it comes from.
         numbers = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
         if self.value is self.origin:
             return numbers
+        # Which entries are where is a property of the program, needed while a step is being traced.
         with jax.ensure_compile_time_eval():
             placed = self.place(numbers, -1)
         return np.asarray(placed) if is_concrete(placed) else None
@@ -90,6 +92,7 @@ class EntryCopy:
             num_loops = len(value.loops)
             placed = placed.reshape((*placed.shape[:num_loops], *(1,) * missing_rank, *placed.shape[num_loops:]))
             return namespace_of(placed).broadcast_to(placed, self._shape(value))
+        # By NumPy where it can be: JAX would compile a program for every shape.
         if isinstance(placed, np.ndarray) and name in compat.BY_NUMPY and not value.loops:
             return compat.rearrange(value.eqn, placed)
         operands = [_other_operand(operand, fill, placed.dtype) for operand in value.operands]

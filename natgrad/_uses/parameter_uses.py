@@ -119,6 +119,7 @@ def _group(members: list[MatrixUse]) -> tuple[UseGroup, ...] | str:
     Two uses belong together if their weights have the same entries, one perhaps as the transpose of the other."""
     if not members:
         return ()
+    # The usual case, decided without the numbers of entries, which take memory for large weights.
     if len(members) == 1 and members[0].copy.is_plain:
         return (_orient([(members[0], None)]),)
     if (
@@ -155,6 +156,7 @@ def _group(members: list[MatrixUse]) -> tuple[UseGroup, ...] | str:
 
 def _orient(group: list) -> UseGroup:
     """A group of uses, given with the numbers of their entries, in the orientation of the first look-up or use."""
+    # Rows of a table have to stay rows, while a product can be read in both directions.
     lookups = [numbers for member, numbers in group if isinstance(member.form, LookupForm)]
     reference = lookups[0] if lookups else group[0][1]
     oriented = [

@@ -67,9 +67,11 @@ def doctor(quiet: options.Quiet = False, debug: options.Debug = False) -> None:
     free = shutil.disk_usage(".").free
     tell(f"Disk: {free / 1e9:.0f} GB free in this folder")
     tell("Tests:")
+    # First, because natgrad itself refuses to run with a broken compiler.
     compiler = Check("compiled programs agree with NumPy", _backend.error_of(jax.default_backend()), _backend.TOLERANCE)
     tell(f"  {compiler}")
     if not compiler.is_passed:
+        # Raises, with the remedy: the other tests would fail for the same reason.
         _backend.require_sound()
     failed = 0
     for precision in ("single", "double"):

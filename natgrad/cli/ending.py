@@ -31,6 +31,7 @@ def prepare(out: Path) -> None:
     """Check that a report can be written to a folder, before the work for it starts."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+        # A folder may exist and still refuse files: no permission, a full or read-only disk.
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
@@ -44,6 +45,7 @@ def finish(report: dict[str, Any], out: Path, *, as_json: bool, quiet: bool) -> 
     try:
         paths = write_report(report, out)
     except OSError as error:
+        # The results of a long run are worth more on the screen than nowhere.
         print_report(report, [])
         raise Failure(f"The report could not be written to `{out}` ({error}).") from error
     if as_json:
@@ -102,6 +104,7 @@ def _cell(value: Any, form: Callable[[Any], str]) -> str:
     return "–" if value is None or math.isnan(value) else form(value)
 
 
+# 130 is what shells report for Ctrl-C: 128 plus the number of SIGINT.
 FAILED, INTERRUPTED = 1, 130
 
 
@@ -121,6 +124,7 @@ def report_errors(command: Callable) -> Callable:
         except KeyboardInterrupt:
             print("Interrupted.", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+        # Typer prints these itself.
         except (typer.BadParameter, typer.Exit, typer.Abort):
             raise
         except (Failure, CompilerError) as failure:
@@ -152,6 +156,7 @@ def _frame(error: Exception, problem: str) -> traceback.FrameSummary | None:
     path = os.path.abspath(problem.partition(".py")[0] + ".py")
     if isinstance(error, SyntaxError) and error.filename and path == os.path.abspath(error.filename):
         return traceback.FrameSummary(error.filename, error.lineno, "", line=error.text)
+    # An error of the user's model may have been raised again by JAX or by natgrad, in other words.
     chain = [link for link in (error, error.__cause__, error.__context__) if link is not None]
     frames = [frame for link in chain for frame in traceback.extract_tb(link.__traceback__)]
     return next((frame for frame in reversed(frames) if os.path.abspath(frame.filename) == path), None)

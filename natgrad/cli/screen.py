@@ -22,6 +22,7 @@ class Clock:
         now = time.perf_counter()
         if advance.stage != self.stage:
             self.stage, self.since = advance.stage, now
+        # From this stage alone: compiling and training take very different times.
         self.end = now + (now - self.since) * (1 - advance.done) / advance.done if advance.done else now
 
     def __format__(self, form: str) -> str:
@@ -35,6 +36,7 @@ class Screen:
     method. They are erased at the end."""
 
     def __init__(self, *, show: bool):
+        # So that the results on the output stream can be piped to a file.
         console = Console(stderr=True)
         columns = (
             TextColumn("{task.description:<24.24}", markup=False),

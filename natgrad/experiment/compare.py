@@ -146,6 +146,7 @@ def _compile_methods(
 
 
 def _one_of_each_kind_first(methods: Sequence[AbstractMethod]) -> list[AbstractMethod]:
+    # If the time ends while methods are compiled, there is one of each kind to compare.
     by_kind = sorted(methods, key=lambda method: method.kind)
     first_of_kind: dict[str, AbstractMethod] = {}
     for method in by_kind:
@@ -216,6 +217,7 @@ class _Race(NamedTuple):
     def _used(self, run: Run) -> float:
         """The fraction of its steps, or of its share of the seconds, that a run has used."""
         by_steps = 0.0 if self.budget.steps is None else run.steps / self.budget.steps
+        # Without any time left, the share is zero, and every run has used it up.
         return max(by_steps, run.seconds / max(self.share, 1e-9))
 
 
@@ -225,6 +227,7 @@ def _race(problem: Problem, budget: TrialBudget, outcomes: list[MethodRuns], sco
     if not runs:
         return "complete" if budget.seconds is None else "out of time"
     start = time.perf_counter()
+    # Scoring takes time from the budget that no run is charged for.
     jax.block_until_ready(score(problem.params))
     scoring = ROUNDS * (time.perf_counter() - start)
     race = _Race(budget, max(0.0, budget.until(STEPPING) - start) / len(runs) - scoring, score)

@@ -82,6 +82,7 @@ class Examination:
         self.batch = sample if is_enough else evenly_spaced(problem, FEWEST)
         rows = num_examples(problem, self.batch) * num_outputs(problem)
         is_small = min(rows, problem.num_params) <= DENSE
+        # Exact steps are the reference, and always computed.
         others = {name: structure for name, structure in structures.items() if name != "exact"}
         self.structures = {"exact": Exact() if is_small else Exact(solver=CG(rtol=1e-3, max_steps=MAX_STEPS))} | others
         self.notes = {} if is_small else {"exact": f"At most {MAX_STEPS} steps of conjugate gradients."}
@@ -193,8 +194,10 @@ class Examination:
         cosine = products[0, 1] / (norms[0] * norms[1])
         loss, gradient = point.value_and_gradient()
         slope = -(gradient @ vectors[0])
+        # A step of zero has no best length.
         length = jnp.where(products[0, 0] > 0, slope / products[0, 0], 0.0)
         after = self.problem.loss(jax.tree.map(lambda w, v: w + length.astype(w.dtype) * v, params, step), batch)
+        # Rounding puts the cosine of equal steps above one, where the angle would be NaN.
         angle = jnp.degrees(jnp.arccos(jnp.clip(cosine, -1, 1)))
         return Judgement(angle, norms[0] / norms[1], slope * length / 2, loss - after)
 

@@ -119,6 +119,7 @@ class Natural(AbstractMethod):
     def refusal(self, problem):
         if not isinstance(self.structure, Exact):
             return None
+        # The smaller of the two systems is solved: in sample space it has a row for every output of the batch.
         rows = (problem.batch_size or problem.num_examples) * num_outputs(problem)
         if min(rows, problem.num_params) <= DENSE:
             return None

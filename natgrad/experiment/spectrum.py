@@ -74,6 +74,7 @@ class Spectrometer:
             # With some slack: eigenvalues next to the cutoff come and go by rounding.
             int(nearby.rank) <= 1.02 * count,
             float(here.cutoff),
+            # A metric has no negative eigenvalues but for rounding, and the chart is logarithmic.
             np.maximum(np.asarray(here.spectrum, float), 0.0).tolist(),
         )
 

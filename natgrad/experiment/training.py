@@ -88,6 +88,7 @@ class Folder(NamedTuple):
 
 def run_settings(problem: Problem, name: str, structure: str, seed: int) -> dict[str, Any]:
     """The settings of a run, with data and model by their fingerprints."""
+    # A function cannot be compared with the function of another process, but its program can.
     jaxpr = str(jax.make_jaxpr(problem.loss)(problem.params, problem.batch(0, seed)))
     return {
         "natgrad": importlib.metadata.version("natgrad"),

@@ -66,6 +66,7 @@ def target_of(comparison: Comparison, loss: float | None = None) -> Target | Non
             if run.curve and run.lowest < run.curve[0].loss:
                 kind = outcome.method.kind
                 lowest[kind] = min(run.lowest, lowest.get(kind, math.inf))
+    # Not the lowest loss of all: a natural gradient often goes far below, and no other method would reach it.
     if "first-order" in lowest:
         return Target(lowest["first-order"], "the lowest loss of the best first-order method")
     return Target(lowest["natural"], "the lowest loss of any method") if lowest else None
@@ -132,6 +133,7 @@ def _duel(natural: list[Contender], rival: Contender, target: Target) -> str:
         )
     fast, short = _fastest(arrived), _shortest(arrived)
     assert fast.reached is not None and short.reached is not None
+    # Seconds decide before steps: a step of a natural gradient costs several of the others.
     if fast.reached.seconds <= (1 - EQUAL) * rival.reached.seconds:
         return (
             f"{fast.name} is fastest: it reached a loss of {loss} in {_path(fast.reached)}. The best first-order "

@@ -32,6 +32,7 @@ class Scaling(NamedTuple):
 
     def standardise(self, values: np.ndarray) -> np.ndarray:
         """Values with mean zero and standard deviation one; zero in columns that do not vary."""
+        # Held-out rows may vary in a column in which the training rows do not: nothing was learned about it.
         varies = self.standard_deviation > 0
         return np.where(varies, (values - self.mean) / np.where(varies, self.standard_deviation, 1), 0)
 

@@ -38,6 +38,7 @@ def quoted(names: Sequence[str], most: int = 30) -> str:
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
     """A question that suggests the most similar of the names, or nothing if none is similar."""
+    # Names that differ in case only are the most similar of all.
     lower = {candidate.lower(): candidate for candidate in names}
     matches = difflib.get_close_matches(name.lower(), lower, n=3)
     return f" Did you mean {' or '.join(f'`{lower[match]}`' for match in matches)}?" if matches else ""
@@ -191,6 +192,7 @@ def numeric(array: np.ndarray, name: str, path: Path, remedy: str) -> np.ndarray
     return finite(rows, f"Array `{name}` of `{path}`", range(len(rows)), remedy)
 
 
+# In this order where the header has one column only, and nothing splits it.
 DELIMITERS = ",;\t"
 MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
@@ -220,6 +222,7 @@ def read_cells(path: Path) -> Cells:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter(text), strict=True))
     except csv.Error as error:
         raise ValueError(f"`{path}` cannot be read as a table ({error}). Check its quotation marks.") from error
+    # Numbered before blank rows are dropped, so that messages count as an editor does.
     numbered = [(number, row) for number, row in enumerate(rows, 1) if any(map(str.strip, row))]
     if not numbered:
         raise ValueError(f"`{path}` is empty. Its first row must name the columns.")
@@ -232,6 +235,7 @@ def read_cells(path: Path) -> Cells:
                 f"Row {number} of `{path}` has {len(row)} cells, but the header has {len(names)}. Put cells that hold "
                 "the delimiter into quotation marks."
             )
+    # A file without rows has columns all the same; `check_rows` says what is missing.
     columns = zip(*(row for _, row in body), strict=True) if body else [()] * len(names)
     return Cells(dict(zip(names, columns, strict=True)), [number for number, _ in body])
 

@@ -119,6 +119,7 @@ def download(file: File) -> bytes:
             f"`{file.cached_name}` is neither in the folder NATGRAD_DATA nor in the cache, and could not be downloaded "
             f"from {file.address} ({error}). {by_hand}"
         ) from error
+    # Python takes a connection that was closed early for the end of the file.
     if len(packed) < pieces.size:
         raise ConnectionError(
             f"Only {len(packed)} of {pieces.size} bytes came from {file.address}; they were discarded. Try again. Or: "

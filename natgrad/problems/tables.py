@@ -20,6 +20,7 @@ READERS: dict[str, Callable[[Path, str | None, Sequence[str]], Table]] = {
     r"[-.]idx\d-ubyte(\.gz)?": read_idx,
 }
 TASKS = ("classification", "regression")
+# With the default split, two rows are held out: fewer say nothing.
 MIN_ROWS = 10
 # How many distinct integers still count as labels: in a column of text, which may also hold counts or measurements, and
 # in an array of integers.
@@ -78,6 +79,7 @@ def from_file(
     split = split_examples(len(source.target), held_out, seed)
     inputs = source.inputs
     if not source.is_scaled:
+        # By the training rows alone, so that nothing of the held-out rows is known.
         inputs = column_scaling(inputs[split.training]).standardise(inputs)
     prediction = choose_task(source, split, task)
     data, held_out_data = ((jnp.asarray(inputs[rows], float), jnp.asarray(prediction.target[rows])) for rows in split)
@@ -144,6 +146,7 @@ def looks_like_labels(target: np.ndarray) -> bool:
         return True
     is_integer = target.dtype.kind in "biu"
     count = len(np.unique(target))
+    # Fewer different floats count as labels: whole floats may be measurements.
     is_few = count <= (MAX_LABELS if is_integer else MAX_CLASSES) and count < len(target) / 10
     return is_few and (is_integer or bool(np.all(target == np.round(target))))
 
@@ -168,6 +171,7 @@ def regression(source: Table, split: Split) -> Prediction:
             'possible. Leave `task` out, or pass `task="classification"`.'
         )
     values = source.target.astype(np.float64)[:, None]
+    # Held-out rows must not influence the scaling.
     training = values[split.training]
     if np.ptp(training) == 0:
         raise ValueError(

@@ -48,6 +48,7 @@ def write_report(report: dict[str, Any], folder: Path) -> list[Path]:
 def finite(value: Any) -> Any:
     """A value in the types of JSON, with `None` for numbers that are not finite."""
     if isinstance(value, np.ndarray | np.generic):
+        # As Python numbers, since `json` writes no others.
         value = value.tolist()
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}

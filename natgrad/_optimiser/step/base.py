@@ -58,7 +58,10 @@ class Expansion(NamedTuple):
 
     def quadratic(self, *vectors: Flat) -> "Quadratic":
         """The quadratic model of the loss on the span of some vectors, with the exact metric."""
-        products = lambda diagonal: _products(vectors, diagonal).astype(self.loss.dtype)
+
+        def products(diagonal):
+            return _products(vectors, diagonal).astype(self.loss.dtype)
+
         metric = self.inner_products(vectors).astype(self.loss.dtype)
         slope = jnp.stack([dot(v, self.gradient) for v in vectors]).astype(self.loss.dtype)
         return Quadratic(metric, metric + products(self.penalties), metric + products(self.damping), slope)

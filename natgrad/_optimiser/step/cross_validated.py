@@ -85,12 +85,14 @@ class CrossValidated(AbstractStep):
 
         # The cosine of the angle between this natural gradient and the average of those before it.
         decrease = number(jnp.maximum(-dot(expansion.gradient, search.natural), 0.0))
+        # Without an earlier average (the first batch) or a gradient, there is no angle to learn from.
         is_told = old.squared * decrease > 0
         cosine = -dot(expansion.gradient, old.direction) / jnp.sqrt(jnp.where(is_told, old.squared * decrease, 1.0))
         told = jnp.where(is_told, self.decay * old.told + 1, old.told)
         change = (jnp.clip(self.patience * cosine, -1.0, 1.0) - old.agreement) / jnp.maximum(told, 1.0)
         agreement = old.agreement + jnp.where(is_told, change, 0.0)
 
+        # After a step that was taken back, the limit grows again by and by; before the first angle there was none.
         limit = jnp.where(old.told > 0, jnp.minimum(GROWTH * old.limit, 1.0), 1.0)
         length = jnp.clip(agreement, 0.0, limit) * jnp.sqrt(decrease)
         length = jnp.minimum(length, jnp.sqrt(2 * number(scheduled(self.radius, expansion.steps))))

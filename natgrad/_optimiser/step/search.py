@@ -60,6 +60,7 @@ class TrustRegion(AbstractStep):
         def measured(size):
             params = expansion.w + search.along(size)
             divergence, loss = expansion.divergence(params), expansion.loss_at(params)
+            # With slack: where the quadratic model is exact, the first guess is on the boundary but for rounding.
             is_good = (divergence <= radius * (1 + 1e-3)) & (loss <= expansion.loss)
             return divergence.astype(size.dtype), loss.astype(size.dtype), is_good
 
@@ -129,8 +130,12 @@ class GridLineSearch(AbstractStep):
 
     def propose(self, expansion, search):
         sizes = jnp.asarray(self.sizes, expansion.loss.dtype)
-        loss_of = lambda size: expansion.loss_at(expansion.w + search.along(size)).astype(sizes.dtype)
+
+        def loss_of(size):
+            return expansion.loss_at(expansion.w + search.along(size)).astype(sizes.dtype)
+
         losses = jax.lax.map(loss_of, sizes)
+        # `argmin` would choose NaN.
         losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
         best = jnp.argmin(losses)
         is_lower = losses[best] <= expansion.loss
