@@ -38,11 +38,14 @@ def one_by_one(function: Callable) -> Callable:
             x if is_stack else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_stack in zip(matrices, is_batched, strict=True)
         ]
-        results = jax.lax.platform_dependent(
-            *stacks,
-            cpu=lambda *stacks: jax.lax.map(lambda matrices: guarded(*matrices), stacks),
-            default=lambda *stacks: jax.vmap(function)(*stacks),
-        )
+        if axis_size == 1:
+            results = jax.tree.map(lambda result: result[None], guarded(*(stack[0] for stack in stacks)))
+        else:
+            results = jax.lax.platform_dependent(
+                *stacks,
+                cpu=lambda *stacks: jax.lax.map(lambda matrices: guarded(*matrices), stacks),
+                default=lambda *stacks: jax.vmap(function)(*stacks),
+            )
         return results, jax.tree.map(lambda _: True, results)
 
     # Stacks are flattened to one leading axis, so that `guarded` is mapped once.

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from natgrad._block import stacks
 from natgrad._block.base import AbstractBlock, AbstractEstimator
 from natgrad._block.choose import choose
 from natgrad._block.corrected import EigenvalueEstimator
@@ -18,10 +17,11 @@ from natgrad._block.factor import Factor
 from natgrad._block.kronecker import KroneckerBlock, KroneckerEstimator
 from natgrad._block.masks import check_mask, mask_outputs
 from natgrad._block.rules import BlockRules
+from natgrad._block.stacks import eigen
 from natgrad._block.structure_report import make_report
 from natgrad._check import caller, is_concrete
 from natgrad._compile import compiled
-from natgrad._metric.block_metric import BlockMetric, Blocks, by_block
+from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._model import finite
 from natgrad._point.evaluate import Place, check_outputs_in, geometry_at, point_in
 from natgrad._point.point import Point, check_num_samples
@@ -167,10 +167,10 @@ def _given(basis: BlockMetric, estimators: Sequence[AbstractEstimator]) -> Seque
 def bases(blocks: Sequence[AbstractBlock]) -> list[tuple[Factor, Factor]]:
     """The eigenvectors of the two factors of every block."""
 
-    def basis(block: AbstractBlock, eigens: Sequence[Any]) -> tuple[Factor, Factor]:
+    def basis(block: AbstractBlock) -> tuple[Factor, Factor]:
         if isinstance(block, EigenBlock):
             return block.input_basis, block.output_basis
-        inputs, outputs = eigens
-        return inputs.vectors, outputs.vectors
+        inputs, outputs = block.matrices()
+        return eigen(inputs).vectors, eigen(outputs).vectors
 
-    return [basis(block, eigens) for block, eigens in zip(blocks, by_block(blocks, stacks.eigens), strict=True)]
+    return list(map(basis, blocks))
