@@ -147,7 +147,8 @@ class NaturalGradient(eqx.Module):
         if is_given:
             self._check_data(trained, fixed, batch)
         self.structure.inspect(shapes.structure)
-        # By NumPy, which compiles nothing.
+        # By NumPy, because `jnp.zeros` compiles a program for each shape (JAX 0.10.1). Reproduced by
+        # `test_every_shape_outside_jit_is_compiled`.
         state = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), shapes)
         register_with_flax()
         return state
