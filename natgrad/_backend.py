@@ -37,7 +37,8 @@ def error_of(backend: str) -> float:
 
     JAX 0.10.2 for CPUs miscompiles products with a broadcast array that are summed over their last axis, broadcast
     back and multiplied again, from 32,768 entries on: its library of fused kernels (YNN) is at fault. That is the
-    metric of a softmax for several tangents at once. Versions from 0.8.0 to 0.10.1, 0.11.2 and 0.12.0 are right."""
+    metric of a softmax for several tangents at once. Versions from 0.8.0 to 0.10.1, 0.11.2 and 0.12.0 are right.
+    Reproduced by `test_fused_products_are_wrong`."""
     del backend
     numbers = np.random.default_rng(0)
     weights = np.abs(numbers.normal(size=(200, 10)))

@@ -4,11 +4,12 @@ Factorisations take one matrix `n n`, or a stack of matrices `... n n`. On CPUs 
 time, also under `jax.vmap`, because LAPACK calls on whole stacks can hang there. jaxlib 0.10.1, unlike 0.8.0 and
 0.12.0, splits a stack into tasks for the thread pool in which the call itself waits for them; as many such calls at
 once as there are threads wait forever. With many cores they also corrupt memory
-(https://github.com/jax-ml/jax/issues/39292). Calls on one matrix do neither. The loop costs nothing for matrices of 20
-rows and more, and takes three times as long for stacks of thousands of matrices of 2 rows. Look again when jaxlib
-before 0.11 is no longer supported: `tests/test_linalg.py` has a program that hangs.
+(https://github.com/jax-ml/jax/issues/39292). Calls on one matrix do neither. The loop costs 0.1 s more to compile and
+nothing to run for matrices of 5 rows and more, and takes three times as long for 2,000 matrices of 2 rows (JAX 0.10.1).
+Look again when jaxlib before 0.11 is no longer supported. Reproduced by `test_factorisations_of_stacks_hang`.
 
-Derivatives are written out, because `jax.custom_batching.custom_vmap` has none in reverse mode (JAX 0.10.1)."""
+Derivatives are written out, because `jax.custom_batching.custom_vmap` has none in reverse mode (JAX 0.10.1).
+Reproduced by `test_custom_vmap_has_no_gradient`. All reproductions are in `tests/test_workarounds.py`."""
 
 import functools
 from collections.abc import Callable
@@ -38,11 +39,14 @@ def one_by_one(function: Callable) -> Callable:
             x if is_stack else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_stack in zip(matrices, is_batched, strict=True)
         ]
-        results = jax.lax.platform_dependent(
-            *stacks,
-            cpu=lambda *stacks: jax.lax.map(lambda matrices: guarded(*matrices), stacks),
-            default=lambda *stacks: jax.vmap(function)(*stacks),
-        )
+        if axis_size == 1:
+            results = jax.tree.map(lambda result: result[None], guarded(*(stack[0] for stack in stacks)))
+        else:
+            results = jax.lax.platform_dependent(
+                *stacks,
+                cpu=lambda *stacks: jax.lax.map(lambda matrices: guarded(*matrices), stacks),
+                default=lambda *stacks: jax.vmap(function)(*stacks),
+            )
         return results, jax.tree.map(lambda _: True, results)
 
     # Stacks are flattened to one leading axis, so that `guarded` is mapped once.

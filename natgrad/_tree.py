@@ -128,9 +128,8 @@ def unflatten_like(tree: PyTree) -> Callable[[Array], PyTree]:
     leaves, treedef = jax.tree.flatten(tree)
     ends = np.cumsum([leaf.size for leaf in leaves]).tolist()
 
-    # Slices take less time to trace than `ravel_pytree`.
     def unflatten(vector: Array) -> PyTree:
-        slices = [jax.lax.slice(vector, (end - leaf.size,), (end,)) for leaf, end in zip(leaves, ends, strict=True)]
+        slices = [vector[end - leaf.size : end] for leaf, end in zip(leaves, ends, strict=True)]
         shaped = [entries.reshape(leaf.shape).astype(leaf.dtype) for entries, leaf in zip(slices, leaves, strict=True)]
         return jax.tree.unflatten(treedef, shaped)
 

@@ -1,5 +1,7 @@
 """The registries that laws are tested over, and the comparisons they are tested with."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -214,3 +216,15 @@ def compiled_step(opt: ng.NaturalGradient) -> Callable:
 def one_step(opt: ng.NaturalGradient, params, batch, key=None):
     """The first step of an optimiser."""
     return compiled_step(opt)(params, opt.init(params, batch), batch, key)
+
+
+def output_on_two_devices(program: str, seconds: float) -> str:
+    """What a program prints on two virtual devices; `hangs` if it does not end in time."""
+    header = "import os\nos.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", header + program], capture_output=True, text=True, timeout=seconds, check=True
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    return done.stdout.strip()

@@ -1,12 +1,10 @@
 """Factorisations of stacks of matrices: the values and derivatives of JAX's own, and no program that hangs."""
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import output_on_two_devices
 from models import normal
 
 from natgrad import _linalg
@@ -83,18 +81,6 @@ def test_matrices_that_are_not_definite_give_nan():
         assert np.isfinite(found[0]).all() and np.isnan(found[1]).any()
 
 
-def run(program: str, seconds: float) -> str:
-    """What a program prints on two virtual devices; `hangs` if it does not end in time."""
-    header = "import os\nos.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", header + program], capture_output=True, text=True, timeout=seconds, check=True
-        )
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    return done.stdout.strip()
-
-
 STEPS = """
 import jax, jax.numpy as jnp, numpy as np
 import natgrad as ng
@@ -125,27 +111,4 @@ print(len(jax.devices()), float(info.loss) < 1.0)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("structure", ["KFAC", "EKFAC"])
 def test_steps_on_two_devices_do_not_hang(structure):
-    assert run(STEPS.replace("{structure}", structure), 240) == "2 True"
-
-
-STACKS = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
-mesh = Mesh(np.array(jax.devices()), ("d",))
-stacks = [jnp.broadcast_to(2.0 * jnp.eye(n), (8, n, n)) for n in range(30, 50)]
-stacks = jax.device_put(stacks, NamedSharding(mesh, P()))
-factorise = jax.jit(lambda stacks: [{cholesky}(stack) for stack in stacks])
-for _ in range(200):
-    jax.block_until_ready(factorise(stacks))
-print("done")
-"""
-
-
-@pytest.mark.slow
-def test_what_hangs_in_jax_does_not_hang_here():
-    """If the first of these fails, jaxlib has been mended, and `one_by_one` may no longer be needed."""
-    is_broken = (0, 10, 1) <= jax.__version_info__ <= (0, 10, 2)
-    assert run(STACKS.replace("{cholesky}", "jnp.linalg.cholesky"), 30) == ("hangs" if is_broken else "done")
-    ours = "from natgrad import _linalg\n" + STACKS.replace("{cholesky}", "_linalg.cholesky")
-    assert run(ours, 60) == "done"
+    assert output_on_two_devices(STEPS.replace("{structure}", structure), 240) == "2 True"

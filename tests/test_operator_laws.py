@@ -11,7 +11,7 @@ from natgrad._block.eigen import EigenBlock
 from natgrad._block.entries import AxisOrder, BlockEntries, EntryNumbers, leaf_entries
 from natgrad._block.factor import second_moment
 from natgrad._block.kronecker import KroneckerBlock
-from natgrad._block.stacks import MAX_PADDED_ENTRIES, damped_inverses, map_stacks
+from natgrad._block.stacks import MAX_PADDED_ENTRIES, damped_inverses
 from natgrad._block.stacks import eigen as eigen_of
 from natgrad._block.unfactored import DenseBlock, DiagonalBlock
 
@@ -38,7 +38,7 @@ SHAPES = {"kronecker_blocked_outputs": (1, 3, 4), "kronecker_of_numbers": (3, 1,
 
 
 def eigen(block):
-    return map_stacks(eigen_of, block.matrices())
+    return list(map(eigen_of, block.matrices()))
 
 
 def flat(x):
@@ -109,17 +109,12 @@ def test_a_zero_factor_leaves_the_damping_alone():
     np.testing.assert_allclose(inverse.as_matrix()[0], 100 * np.eye(6), rtol=1e-12)
 
 
-def test_matrices_of_one_size_are_factorised_in_one_call():
-    calls = []
-
-    def function(stack):
-        calls.append(stack.shape)
-        return eigen_of(stack)
-
-    stacks = [factor(1, 2, 3, 3), factor(2, 1, 4, 4), factor(3, 1, 3, 3)[:, 0]]
-    found = map_stacks(function, stacks)
-    assert sorted(calls) == [(1, 4, 4), (3, 3, 3)]
-    for stack, (values, vectors) in zip(stacks, found, strict=True):
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3)], ids=str)
+def test_eigenvectors_and_eigenvalues_give_the_matrices_back(lead):
+    for size in (1, 4):
+        x = normal(1, *lead, size, size + 2)
+        stack = x @ x.mT
+        values, vectors = eigen_of(stack)
         assert vectors.shape == stack.shape
         np.testing.assert_allclose((vectors * values[..., None, :]) @ vectors.mT, stack, rtol=1e-10, atol=1e-12)
 

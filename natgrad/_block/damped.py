@@ -74,10 +74,10 @@ def invert(
         block.inverted([next(remaining) for _ in block_matrices], damping[k])
         for k, (block, block_matrices) in enumerate(zip(blocks, matrices, strict=True))
     ]
-    in_block = (index.block[index.factor][None, :] == np.arange(len(blocks))[:, None]).astype(np.float32)
+    in_block = index.block[index.factor][None, :] == np.arange(len(blocks))[:, None]
 
     def all_in_block(flags: Bool[Array, " matrices"]) -> Bool[Array, " blocks"]:
-        return jnp.asarray(in_block) @ (~flags).astype(in_block.dtype) == 0
+        return jnp.all(flags[None, :] | ~in_block, axis=1)
 
     return BlockInverses(inverted, all_in_block(is_definite), all_in_block(is_finite) & _are_finite(blocks, damping))
 

@@ -29,7 +29,8 @@ def natural_by_newton(family, xi: Array) -> Array:
     return eta.reshape(xi.shape)
 
 
-# Compiled here, because outside `jit` a loop would be compiled again at every call.
+# Compiled here, because outside `jit` a loop is traced and compiled at every call, which takes 1 s (JAX 0.10.1).
+# Reproduced by `test_loops_outside_jit_are_traced_at_every_call`.
 @eqx.filter_jit
 def _solve_all(family, events: Array) -> tuple[Array, Array]:
     return jax.vmap(lambda event: _solve(family, event))(events)

@@ -2,10 +2,8 @@ r"""Divergences, and gamma functions split into a large elementary part and a sm
 
 $\log\Gamma(x) = (x - \frac12)\log x - x + \frac12\log 2\pi + s(x)$ with $s(x) \approx 1/12x$. Differences of
 log-gamma and digamma functions at large arguments, as in the beta and Dirichlet families, cancel in the elementary
-part, where that can be done by hand, instead of in the digits. The
-parts are convex, so divergences become sums of non-negative terms. Only logarithms and divisions are used, so all
-derivatives compile quickly (the polygamma functions of XLA take seconds).
-"""
+part, where that can be done by hand, instead of in the digits. The parts are convex, so divergences become sums of
+non-negative terms."""
 
 import math
 

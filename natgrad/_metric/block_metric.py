@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from natgrad import _tree
-from natgrad._block import damped, factor, stacks
+from natgrad._block import damped, factor
 from natgrad._block.base import AbstractBlock, Eigen, reciprocal
 from natgrad._block.entries import BlockEntries
+from natgrad._block.stacks import eigen
 from natgrad._block.structure_report import StructureReport
 from natgrad._check import check_damping, public, real_array
 from natgrad._metric.base import AbstractMetric
@@ -36,7 +37,7 @@ class Blocks(eqx.Module):
         return self._mapped(lambda block, _: block.diagonal(), self.zeros())
 
     def traces(self) -> Float[Array, " matrices"]:
-        """Those of the matrices of all blocks, at once, since every operation costs time to compile."""
+        """The traces of the matrices of all blocks."""
         return factor.traces([matrix for block in self.blocks for matrix in block.matrices()])
 
     def trace(self, traces: Float[Array, " matrices"] | None = None) -> Scalar:
@@ -86,7 +87,7 @@ class Blocks(eqx.Module):
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.struct)
 
     def _eigen(self) -> list[tuple[AbstractBlock, list[Eigen]]]:
-        return [(block, part) for block, part in zip(self.blocks, by_block(self.blocks, stacks.eigens), strict=True)]
+        return [(block, [eigen(matrix) for matrix in block.matrices()]) for block in self.blocks]
 
     def _mapped(self, function: Callable, v: PyTree) -> PyTree:
         """`function(block, part)` of every block, put together in single precision at least."""
@@ -104,13 +105,6 @@ def _product_traces(blocks: Sequence[AbstractBlock], traces: Float[Array, " matr
     # The first factors of products stand before the second.
     first = np.flatnonzero(layout.other > np.arange(len(layout.other)))
     return jnp.sum(sums[first] * sums[layout.other[first]])
-
-
-def by_block(blocks: Sequence[AbstractBlock], function: Callable[[list[Array]], list]) -> list[list[Any]]:
-    """`function` of the matrices of all blocks, and what of it belongs to each."""
-    matrices = [block.matrices() for block in blocks]
-    results = iter(function([matrix for of_block in matrices for matrix in of_block]))
-    return [[next(results) for _ in of_block] for of_block in matrices]
 
 
 class BlockMetric(AbstractMetric):

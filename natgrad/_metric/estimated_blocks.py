@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Array
 
 from natgrad import _tree
-from natgrad._block import stacks
 from natgrad._block.base import AbstractBlock, AbstractEstimator
 from natgrad._block.choose import choose
 from natgrad._block.corrected import EigenvalueEstimator
@@ -22,10 +21,11 @@ from natgrad._block.factor import Factor
 from natgrad._block.kronecker import KroneckerBlock, KroneckerEstimator, with_partial_traces
 from natgrad._block.masks import check_mask, mask_outputs
 from natgrad._block.rules import BlockRules
+from natgrad._block.stacks import eigen
 from natgrad._block.structure_report import StructureReport, make_report
 from natgrad._block.unfactored import ZeroEstimator
 from natgrad._check import caller
-from natgrad._metric.block_metric import BlockMetric, Blocks, by_block
+from natgrad._metric.block_metric import BlockMetric, Blocks
 from natgrad._point.point import Point
 from natgrad._point.records import SiteRecords, summed
 from natgrad._types import Output
@@ -104,14 +104,13 @@ def awaits_basis(estimator: AbstractEstimator) -> bool:
 def eigenvectors(blocks: Mapping[BlockEntries, AbstractBlock]) -> Bases:
     """The eigenvectors of the two factors of every block."""
 
-    def basis(block: AbstractBlock, eigens: Sequence[Any]) -> tuple[Factor, Factor]:
+    def basis(block: AbstractBlock) -> tuple[Factor, Factor]:
         if isinstance(block, EigenBlock):
             return block.input_basis, block.output_basis
-        inputs, outputs = eigens
-        return inputs.vectors, outputs.vectors
+        inputs, outputs = block.matrices()
+        return eigen(inputs).vectors, eigen(outputs).vectors
 
-    eigens = by_block(list(blocks.values()), stacks.eigens)
-    return {place: basis(block, of_block) for (place, block), of_block in zip(blocks.items(), eigens, strict=True)}
+    return {place: basis(block) for place, block in blocks.items()}
 
 
 def joined(estimates: Sequence[BlockEstimate]) -> BlockMetric:

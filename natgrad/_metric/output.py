@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from natgrad import _linalg, _tree
+from natgrad._point.batch import spread
 from natgrad._point.point import Point
 from natgrad._types import Key, Output
 
@@ -96,7 +97,7 @@ class ColumnsOutputMetric(AbstractOutputMetric):
 
     def root_transpose_mv(self, point, c):
         c = self._centre(c.reshape(self.shape))
-        return jax.tree.map(lambda s: jnp.einsum("cn,cn...->n...", c.astype(s.dtype), s), self.columns)
+        return jax.tree.map(lambda s: jnp.sum(spread(c, s).astype(s.dtype) * s, axis=0), self.columns)
 
     def sample(self, point, key):
         size = self.root_size(point)

@@ -151,16 +151,7 @@ class TermPoint(NamedTuple):
 
     def inner_products(self, vectors: Sequence[Array], unflatten: Callable[[Array], PyTree]) -> Float[Array, "k k"]:
         r"""$v_a^\top G v_b$ for the exact metric at this point."""
-
-        # One after the other: compiled once, and faster than to stack them.
-        def push(k):
-            return self.point.push(unflatten(jax.lax.select_n(k, *vectors)))
-
-        count = len(vectors)
-        if count == 1:
-            tangents = jax.tree.map(lambda z: z[None], self.point.push(unflatten(vectors[0])))
-        else:
-            tangents = jax.lax.map(push, jnp.arange(count, dtype=jnp.int32))
+        tangents = jax.tree.map(lambda *z: jnp.stack(z), *(self.point.push(unflatten(v)) for v in vectors))
         covectors = jax.vmap(self.point.metric_mv)(tangents)
 
         def product(u: Output, v: Output) -> Scalar:

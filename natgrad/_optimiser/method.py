@@ -10,8 +10,9 @@ class CompilableMethod(eqx.Module):
     """A method with its module, as a tree: `equinox.filter_jit` sees the numbers of the module as arguments, so that
     other numbers, of an optimiser for example, need no new compilation.
 
-    It is compared by identity, since `jax.jit` hashes the functions that it compiles, and arrays have no hash. (A bound
-    method of an `equinox.Module` is hashed by its fields: equinox 0.13.)"""
+    It is compared by identity, since `jax.jit` hashes the functions that it compiles, and arrays have no hash: a bound
+    method of an `equinox.Module` is hashed by its fields (equinox 0.13.8). Reproduced by
+    `test_methods_of_modules_with_arrays_have_no_hash`."""
 
     function: Callable = eqx.field(static=True)
     module: eqx.Module

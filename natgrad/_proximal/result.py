@@ -158,8 +158,8 @@ def within_domain(problem: ProximalProblem, w: PyTree, candidate: Any) -> Candid
 
         return jax.lax.cond(is_inside, lambda: state, try_double), None
 
-    # From half the strength, so that `candidate` is compiled once. A `while_loop` would have no reverse-mode
-    # derivative.
+    # From half the strength, so that `candidate` is written down once. Not a `while_loop`, which has no reverse-mode
+    # derivative (JAX 0.10.1). Reproduced by `test_while_loops_have_no_gradient`.
     start = problem.strength / 2, w, jnp.array(False)
     (strength, point, is_inside), _ = jax.lax.scan(double, start, length=60)
     point = _tree.where(is_inside, point, w)

@@ -89,5 +89,6 @@ def spread(x: Any, value_loops: tuple[int, ...], loops: tuple[int, ...], lengths
 
 
 def namespace_of(x: Any) -> Any:
-    """NumPy for NumPy arrays, which are then not traced and compile nothing; else `jax.numpy`."""
+    """NumPy for NumPy arrays, which are then not traced and compile nothing (as in `compat.rearrange`); else
+    `jax.numpy`."""
     return np if isinstance(x, np.ndarray) else jnp

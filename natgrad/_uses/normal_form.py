@@ -134,8 +134,10 @@ def convolution_form(use: Use) -> NormalForm | None:
 def patches(x: Any, parts: compat.ConvolutionParts, window: tuple[int, ...], positions: tuple[int, ...]) -> Any:
     """The patch of the input under the kernel at each position: (images, positions..., groups, window, channels).
 
-    Stacked from one strided slice for each entry of the window, which XLA does faster than a convolution with an
-    identity."""
+    Stacked from one strided slice for each entry of the window, because `jax.lax.conv_general_dilated_patches`
+    multiplies with an identity: patches of 3 by 3 entries of 32 images with 16 by 16 positions and 8 channels take
+    0.4 ms instead of 2.3 ms, for 0.15 s more to compile (JAX 0.10.1, CPU). Reproduced by
+    `test_patches_are_a_product_with_an_identity`."""
     x = x.transpose(parts.input_axes[0], *parts.input_axes[2:], parts.input_axes[1])
     edges = [
         (low, high, dilation - 1) for (low, high), dilation in zip(parts.padding, parts.input_dilation, strict=True)

@@ -99,6 +99,7 @@ class Search(NamedTuple):
 
 
 def dot(a: Array, b: Array) -> Array:
+    """In full precision, which is not the default of accelerators."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
