@@ -13,8 +13,9 @@ from natgrad._block.base import Eigen
 
 # Matrices are padded to a common size before they are inverted, because XLA compiles the operations around LAPACK calls
 # anew for every size: inverses of 16 matrices of 7 sizes take 1.4 s to trace and compile, 2.8 s unpadded, and 0.84 ms
-# to run, 0.6 ms unpadded (JAX 0.10.1, CPU). Where sizes are nearly equal it does not pay (32 matrices of 50 and 51 rows: 1.7 s
-# to compile, 0.7 s unpadded). Look again when compiling gets faster: unpadded matrices are simpler. Reproduced by `test_inverses_are_padded_to_common_sizes`.
+# to run, 0.6 ms unpadded (JAX 0.10.1, CPU). Where sizes are nearly equal it does not pay (32 matrices of 50 and 51
+# rows: 1.7 s to compile, 0.7 s unpadded). Look again when compiling gets faster: unpadded matrices are simpler.
+# Reproduced by `test_inverses_are_padded_to_common_sizes`.
 #
 # Matrices with at least this fraction of the rows of larger ones are padded to their size.
 PADDING = 0.95
