@@ -86,7 +86,7 @@ def filters() -> Iterator[tuple[str, ...]]:
 
     programs = {"gradient descent": Program(descend, (params, batch))}
     for name, structure in STRUCTURES.items():
-        opt = ng.OnlineNaturalGradient(network, ng.LeastSquares(), structure=structure)
+        opt = ng.OnlineNaturalGradient(network, ng.LeastSquares(), precision=structure)
         programs[name] = Program(opt.step, (params, opt.init(params), batch))
     costs = measure(programs)
     base = costs["gradient descent"]

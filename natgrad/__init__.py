@@ -1,4 +1,4 @@
-"""Natural gradients for JAX: choose a geometry on the outputs, pull it back, step downhill in it."""
+"""Second-order optimisers (K-FAC, EKFAC, exact natural gradient) and curvature tools for any JAX model."""
 
 from importlib.metadata import version
 

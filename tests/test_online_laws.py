@@ -2,11 +2,13 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import FAMILIES, assert_close, flat
+from jax.flatten_util import ravel_pytree
 from models import normal
 
 import natgrad as ng
@@ -202,6 +204,32 @@ def test_the_online_natural_gradient_is_efficient_beyond_exponential_families():
     np.testing.assert_allclose(state.precision[:, 0, 0] ** 2, 2 / (length + 1), rtol=1e-8)
 
 
+def test_other_numbers_compile_nothing_and_are_an_ensemble():
+    params, x = problem()
+    batch = x, normal(5, len(x), 2)
+    traces = []
+
+    @eqx.filter_jit
+    def step(opt):
+        traces.append(None)
+        return ravel_pytree(opt.step(params, opt.init(params), batch)[0])[0]
+
+    def make(prior, forget, noise):
+        opt = ng.OnlineNaturalGradient(network, ng.LeastSquares(), prior_precision=0.5, forget=0.9, process_noise=0.1)
+        numbers = lambda opt: (opt.prior_precision[""], opt.forget, opt.process_noise)
+        return eqx.tree_at(numbers, opt, (prior, forget, noise))
+
+    settings = np.array([[0.5, 0.9, 0.1], [2.0, 0.5, 0.3]])
+    alone = [step(make(*map(jnp.asarray, numbers))) for numbers in settings]
+    assert len(traces) == 1 and not np.allclose(*alone)
+    together = eqx.filter_jit(eqx.filter_vmap(lambda numbers: step(make(*numbers))))(jnp.asarray(settings))
+    np.testing.assert_allclose(together, alone, rtol=1e-9)
+    # What is changed and what is given are the same.
+    given = ng.OnlineNaturalGradient(network, ng.LeastSquares(), prior_precision=2.0, forget=0.5, process_noise=0.3)
+    after = jax.jit(given.step)(params, given.init(params), batch)[0]
+    np.testing.assert_allclose(ravel_pytree(after)[0], alone[1], rtol=1e-9)
+
+
 @pytest.mark.slow
 def test_diagonals_and_low_rank_are_what_they_say():
     params, x = problem()
@@ -215,7 +243,7 @@ def test_diagonals_and_low_rank_are_what_they_say():
             ng.LowRankPrecision(3),
             ng.DiagonalPrecision(),
         ):
-            opt = make(structure=structure, forget=forget, process_noise=noise)
+            opt = make(precision=structure, forget=forget, process_noise=noise)
             after, state = streamed(opt, params, x, y)
             runs[structure] = flat(after), np.asarray(opt.covariance(state))
         (dense, P), (full, P20), (few, P3), (diagonal, P0) = runs.values()
@@ -243,7 +271,7 @@ def test_a_low_rank_update_keeps_the_diagonal_of_the_precision():
 def test_single_precision_does_not_spoil_the_precision_in_silence(structure):
     """A vague prior, whose variances are a million times those in the end."""
     x, w = normal(1, 200, 20), normal(2, 20)
-    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), prior_precision=1e-6, structure=structure)
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), prior_precision=1e-6, precision=structure)
     params, state, step, accepted = jnp.zeros(20), opt.init(jnp.zeros(20)), jax.jit(opt.step), []
     for own in x:
         params, state, info = step(params, state, (own[None], (own @ w)[None]))
@@ -311,7 +339,7 @@ def test_priors_of_single_parameters():
             "the average statistic of the stream",
         ),
         (
-            lambda: ng.OnlineNaturalGradient(network, ng.LeastSquares(), structure=ng.KFAC()),
+            lambda: ng.OnlineNaturalGradient(network, ng.LeastSquares(), precision=ng.KFAC()),
             TypeError,
             "DensePrecision",
         ),

@@ -5,17 +5,19 @@ $\Lambda \leftarrow \Lambda + J^\top F J$ and $w \leftarrow w - \Lambda^{-1}\nab
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._check import caller, public
+from natgrad._check import as_number, caller, public
 from natgrad._model import check_params
 from natgrad._online.precision import AbstractPrecision, DensePrecision
 from natgrad._optimiser.cost import Cost, Pass, term_on_batch
 from natgrad._optimiser.info import Quantity
+from natgrad._optimiser.method import compilable
 from natgrad._optimiser.structure.exact import metric_of
 from natgrad._optimiser.term import Term, as_batch
 from natgrad._tree import check_paths, option_for
@@ -65,7 +67,7 @@ class OnlineInfo(NamedTuple):
     divergence: Quantity
 
 
-class OnlineNaturalGradient:
+class OnlineNaturalGradient(eqx.Module):
     r"""Online learning without a learning rate, each example used once.
 
     $\Lambda \leftarrow \Lambda + F_x(w)$, then $w \leftarrow w - \Lambda^{-1}\nabla\ell_x(w)$.
@@ -76,11 +78,14 @@ class OnlineNaturalGradient:
     an exponential family it is the extended Kalman filter (Ollivier, 2018). The examples of a batch share the
     parameters at which they are linearised.
 
+    Immutable, and a tree whose leaves are its numbers, like `NaturalGradient`.
+
     **Arguments:**
 
     - `model`, `objective`: as for `NaturalGradient`.
     - `prior_precision`: one number for all parameters (default 1.0), or a mapping from paths to numbers.
-    - `structure`: `DensePrecision()` (the default), `LowRankPrecision(rank)` or `DiagonalPrecision()`.
+    - `precision`: how to store $\Lambda$: `DensePrecision()` (the default), `LowRankPrecision(rank)` or
+      `DiagonalPrecision()`.
     - `forget`: factor in (0, 1] on the precision before every step. Below 1, old examples count less; default 1.0.
     - `process_noise`: variance added to every parameter before every step, for parameters that drift; default 0.0.
     - `has_aux`: whether the model returns `(z, aux)`, of which `aux` is ignored; default `False`.
@@ -95,6 +100,12 @@ class OnlineNaturalGradient:
     ```
     """
 
+    term: Term
+    prior_precision: dict[str, Any]
+    precision: AbstractPrecision
+    forget: Any
+    process_noise: Any
+
     @public
     def __init__(
         self,
@@ -102,18 +113,17 @@ class OnlineNaturalGradient:
         objective: Any,
         *,
         prior_precision: Any = 1.0,
-        structure: Any = None,
+        precision: AbstractPrecision | None = None,
         forget: Any = 1.0,
         process_noise: Any = 0.0,
         has_aux: bool = False,
     ):
         self.term = Term(model, objective, has_aux=has_aux)
-        self.structure = DensePrecision() if structure is None else structure
-        self.forget, self.process_noise = forget, process_noise
-        if not isinstance(self.structure, AbstractPrecision):
+        self.precision = DensePrecision() if precision is None else precision
+        if not isinstance(self.precision, AbstractPrecision):
             raise TypeError(
-                f"{caller()} needs `structure` to be `DensePrecision()`, `LowRankPrecision(rank)` or "
-                f"`DiagonalPrecision()`, but got `{type(self.structure).__name__}`."
+                f"{caller()} needs `precision` to be `DensePrecision()`, `LowRankPrecision(rank)` or "
+                f"`DiagonalPrecision()`, but got `{type(self.precision).__name__}`."
             )
         by_path = prior_precision if isinstance(prior_precision, Mapping) else {"": prior_precision}
         if not all(_is_number(value) and value > 0 for value in by_path.values()):
@@ -121,12 +131,15 @@ class OnlineNaturalGradient:
                 f"{caller()} needs a `prior_precision` above 0, one number or a mapping from paths to numbers, but got "
                 f"{prior_precision}."
             )
-        self.prior_precision = dict(by_path)
+        self.prior_precision = {path: as_number(value) for path, value in by_path.items()}
         if not _is_number(forget) or not 0 < forget <= 1:
             raise ValueError(f"{caller()} needs `forget` to be a number above 0 and at most 1, but got {forget}.")
         if not _is_number(process_noise) or not process_noise >= 0:
             raise ValueError(f"{caller()} needs `process_noise` to be a number of at least 0, but got {process_noise}.")
+        # Without noise a step is cheaper, so zero is part of the program.
+        self.forget, self.process_noise = as_number(forget), as_number(process_noise) if process_noise else 0.0
 
+    @compilable
     @public
     def init(self, params: PyTree) -> OnlineGradientState:
         """The state before the first example. The parameters are the mean of the prior."""
@@ -142,8 +155,9 @@ class OnlineNaturalGradient:
                     '`{"": 1.0, ...}`.'
                 )
             diagonal.append(jnp.full(leaf.size, precision, w.dtype))
-        return OnlineGradientState(jnp.zeros((), w.dtype), self.structure.init(jnp.concatenate(diagonal)))
+        return OnlineGradientState(jnp.zeros((), w.dtype), self.precision.init(jnp.concatenate(diagonal)))
 
+    @compilable
     @public
     def step(
         self, params: PyTree, state: OnlineGradientState, batch: Any
@@ -167,9 +181,9 @@ class OnlineNaturalGradient:
         g = summed(_tree.flatten(gradient)[0], total)
         rows = summed(metric_of([term_point]).root_rows(), jnp.sqrt(total))
 
-        faded = self.structure.faded(state.precision, self.forget, self.process_noise)
-        precision = self.structure.grown(faded, rows)
-        change = -self.structure.solve(precision, g)
+        faded = self.precision.faded(state.precision, self.forget, self.process_noise)
+        precision = self.precision.grown(faded, rows)
+        change = -self.precision.solve(precision, g)
         numbers = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((loss, change, precision))]
         # In exact arithmetic the step never goes uphill: if it does, rounding has made the precision indefinite.
         is_good = jnp.all(jnp.stack(numbers)) & (change @ g <= 0) & cost_point.is_valid()
@@ -181,9 +195,10 @@ class OnlineNaturalGradient:
         info = OnlineInfo(loss, is_good, Quantity.of(-(change @ g) / 2, w.dtype, is_good))
         return unflatten(accept(w + change, w)), after, info
 
+    @compilable
     def covariance(self, state: OnlineGradientState) -> Matrix:
         """The covariance of the parameters as a dense matrix, in the order of `jax.flatten_util.ravel_pytree`."""
-        return self.structure.covariance(state.precision)
+        return self.precision.covariance(state.precision)
 
 
 def _is_number(value: Any) -> bool:

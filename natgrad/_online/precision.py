@@ -54,7 +54,7 @@ class DensePrecision(AbstractPrecision):
     import jax.numpy as jnp
     import natgrad as ng
 
-    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure=ng.DensePrecision())
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), precision=ng.DensePrecision())
     w = jnp.zeros(2)
     w, state, info = opt.step(w, opt.init(w), (jnp.array([[1.0, 0.0]]), jnp.array([2.0])))
     assert jnp.allclose(w, jnp.array([1.0, 0.0]))  # half way, since the prior weighs as much as the example
@@ -98,7 +98,7 @@ class DiagonalPrecision(AbstractPrecision):
     import jax.numpy as jnp
     import natgrad as ng
 
-    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure=ng.DiagonalPrecision())
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), precision=ng.DiagonalPrecision())
     w = jnp.zeros(2)
     w, state, info = opt.step(w, opt.init(w), (jnp.array([[1.0, 0.0]]), jnp.array([2.0])))
     assert jnp.allclose(w, jnp.array([1.0, 0.0]))  # half way, since the prior weighs as much as the example
@@ -137,7 +137,7 @@ class LowRankPrecision(AbstractPrecision):
     import jax.numpy as jnp
     import natgrad as ng
 
-    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), structure=ng.LowRankPrecision(rank=1))
+    opt = ng.OnlineNaturalGradient(lambda w, x: x @ w, ng.LeastSquares(), precision=ng.LowRankPrecision(rank=1))
     w = jnp.zeros(2)
     w, state, info = opt.step(w, opt.init(w), (jnp.array([[1.0, 0.0]]), jnp.array([2.0])))
     assert jnp.allclose(w, jnp.array([1.0, 0.0]))  # half way, since the prior weighs as much as the example
