@@ -41,18 +41,18 @@ def kfac(
     weight's inputs and $B$ the second moment of the cotangents of its outputs.
 
     Weights are found by what the program does with them, whatever library wrote it, and every use is counted.
-    Parameters that scale and shift units get a block of two for every unit, other small ones a dense block, both exact.
+    Scales and shifts get a block of two for every neuron or channel, other small parameters a dense block, both exact.
     The rest is diagonal, and `report()` says so and why.
 
     **Arguments:**
 
+    - `model`, `geometry`, `params`: as for `pullback`. `model` may be a `Point`, from `evaluate`, in place of `model`,
+      `geometry`, `params` and `x`.
+    - `x`: inputs, or a `Batch` with weights or masks of positions. Masked positions of outputs are left out.
     - `key`: with a key, cotangents are `num_samples` draws of `geometry.sample` for every example; without, backward
       passes are exact, one for each column of `geometry.factor`.
-    - `blocks`: what blocks are made of, `BlockRules(...)`.
-    - `x`: inputs, or a `Batch` with weights or masks of positions. With a mask, exact blocks leave out the outputs that
-      do not count.
+    - `blocks`: options for the structure of the blocks, default `BlockRules()`.
     - `has_aux`: whether the model returns `(z, aux)`; `aux` is then left out.
-    - `model` may be a `Point`, from `evaluate`, in place of `model`, `geometry`, `params` and `x`.
 
     ```python
     import jax.numpy as jnp
@@ -85,15 +85,15 @@ def ekfac(
     blocks: BlockRules | None = None,
     has_aux: bool = False,
 ) -> BlockMetric:
-    r"""The metric in the eigenvectors of K-FAC, with exact second moments of gradients for eigenvalues (EKFAC).
+    r"""The metric in the eigenvectors of K-FAC, with second moments of gradients for eigenvalues (EKFAC).
 
-    It is never further from the exact blocks than K-FAC with the same eigenvectors and cotangents, in the Frobenius
-    norm, and has their trace. Costs K-FAC, one decomposition a factor, and as much again for the second moments.
+    In the Frobenius norm it is at least as close to the exact blocks as K-FAC with the same eigenvectors and
+    cotangents, and its trace is the trace of the exact blocks. Costs K-FAC, one decomposition a factor, and as much again for the second moments.
 
     **Arguments:**
 
-    - `basis`: a metric from `kfac` or `ekfac` whose eigenvectors to use, such as a running average or that of an
-      earlier step; then nothing is decomposed that has been already.
+    - `basis`: a metric from `kfac` or `ekfac` whose eigenvectors to use, such as a running average or the metric
+      of an earlier step. If it comes from `ekfac`, nothing is decomposed.
     - Others as for `kfac`.
 
     ```python
@@ -149,7 +149,7 @@ def _check_point(at: AnyPoint, num_samples: int) -> None:
 
 
 def _checked(metric: BlockMetric, z: Output, at: AnyPoint, rules: BlockRules) -> BlockMetric:
-    """The metric, unless it is not what it is taken for."""
+    """Raise if outputs are outside the domain or factors are not finite, and warn of fallbacks."""
     check_outputs_in(geometry_of(at), z, at.map.batch)
     check_fallbacks(metric.report(), rules)
     _require_finite(metric)

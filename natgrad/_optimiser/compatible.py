@@ -59,7 +59,7 @@ def check_together(
     if decays and not step.keeps_learning_rate:
         raise ValueError(
             f"`WeightDecay` is a part of the learning rate, but `{rule}` finds its step size by a model of the loss, "
-            "which knows nothing of it. Use `penalty=L2(...)`, which enters loss, metric and model."
+            "which has no weight decay. Use `penalty=L2(...)`, which enters loss, metric and model."
         )
 
 

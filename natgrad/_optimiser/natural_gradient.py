@@ -59,7 +59,7 @@ class NaturalGradient(eqx.Module):
     - `objective`: an exponential family, `LeastSquares()`, or `Objective(loss, geometry)`.
     - `structure`: of the metric: `KFAC()`, `EKFAC()`, `Diagonal()`, `Exact(solver)` or `InnerSolve(optimiser)`.
     - `damping`: `LevenbergMarquardt()`, `ConstantDamping(value)` or `NoDamping()`; by default what suits the step rule.
-    - `step`: `QuadraticModel()`, `CrossValidated()`, `KLClip()`, `ConstantStep(rate)`, `TrustRegion(radius)`,
+    - `step`: `QuadraticModel()`, `CrossValidated()`, `KLClip()`, `ConstantStep(learning_rate)`, `TrustRegion(radius)`,
       `GridLineSearch()` or `ArmijoLineSearch()`.
     - `momentum`: `NoMomentum()`, `HeavyBall(decay)` or `Spring(decay)`; by default what suits the step rule.
     - `guard`: `Rollback()`, which takes back steps that make the loss diverge, or `NoGuard()`.
@@ -173,8 +173,8 @@ class NaturalGradient(eqx.Module):
     def step(self, params: PyTree, state: State, batch: Any, key: Key | None = None) -> tuple[PyTree, State, Info]:
         """New parameters, the new state, and what happened.
 
-        `batch` is `(x, y)` or `(x, y, weights)`, of `Terms` a mapping to these. With a `key` cotangents are drawn where
-        the structure needs some; without, backward passes are exact."""
+        `batch` is `(x, y)`, `(x, y, weights)` or a `Batch`; for `Terms`, a mapping from the name of each term to its
+        batch. With a `key` cotangents are drawn where the structure needs some; without, backward passes are exact."""
         trained, fixed = self._partition(params)
         self._cost(fixed, batch).refuse_invalid(trained)
         _, after, state, info = self._advance(trained, fixed, None, state, batch, key)
@@ -194,7 +194,7 @@ class NaturalGradient(eqx.Module):
             gradient, jax.tree.map(lambda leaf: leaf is not None, trained, is_leaf=_is_none)
         )
         before, after, state, info = self._advance(trained, fixed, trained_gradient, state, batch, key)
-        # What others in a chain make of an update is theirs, so there is no going back here.
+        # Later transformations of optax may change the update, so an earlier step cannot be undone here.
         change = jnp.where(info.accepted, after - before, 0.0)
         others = jax.tree.map(lambda leaf: jnp.zeros_like(leaf) if is_floating(leaf) else leaf, others)
         return eqx.combine(_tree.flatten(trained)[1](change), others), state, info
@@ -281,7 +281,7 @@ class NaturalGradient(eqx.Module):
         self, expansion: Expansion, proposal: Proposal, state: State, is_suspicious: Array
     ) -> tuple[Proposal, Bool[Array, ""]]:
         """The step with the loss after it, if damping wants that and the rule has not found it; and whether the last
-        step made the loss diverge, for which a loss that is suspicious is compared with that before the last step."""
+        step made the loss diverge: a suspicious loss is compared with the loss of the same batch before that step."""
         wants_after = self.damping.is_adaptive and proposal.loss_after is None
         is_wanted = wants_after & jnp.asarray(self.damping.wants_loss_after(expansion.steps))
         before = self.guard.before(state.guard)
@@ -334,8 +334,9 @@ class NaturalGradient(eqx.Module):
     def _started(
         self, state: State, structure: PyTree, points: Sequence[TermPoint], key: Key | None, is_sound: Array
     ) -> tuple[PyTree, Bool[Array, ""] | bool]:
-        """The state of the damping, which may start from the mean eigenvalue of the metric, and whether to keep it:
-        where that is zero or not finite, one stands in for it."""
+        """The state of the damping, which may start from the mean eigenvalue of the metric, and whether to store it.
+
+        If the mean eigenvalue is zero or not finite, 1 is used for this step, and not stored."""
         if not self.damping.needs_mean:
             return state.damping, True
         is_relative = self.damping.shape == "diagonal"

@@ -1,4 +1,4 @@
-"""What one phase of a step hands to the next: measure, solve, propose, conclude; and what a step tells of all."""
+"""What one phase of a step hands to the next: measure, solve, propose, judge, conclude."""
 
 import functools
 from collections.abc import Callable

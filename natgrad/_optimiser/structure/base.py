@@ -19,8 +19,8 @@ from natgrad._types import Key, Scalar
 class Direction(NamedTuple):
     r"""The solution of $(G + D)v = g$ by a structure.
 
-    `result`, a member of `STEP_RESULTS`, is what came of the solve; `failures` is how often a block could not be
-    inverted so far.
+    `result`, a member of `STEP_RESULTS`, is what came of the solve; `failures` counts the block inverses that were
+    not finite so far; the previous inverse stayed in use.
 
     ```python
     import jax.numpy as jnp
@@ -39,8 +39,8 @@ class Direction(NamedTuple):
 class Schedule(NamedTuple):
     """What is due at a step of the optimiser.
 
-    `steps` is how many there were, and `was_rejected` whether the last one was rejected, so that an inverse has to be
-    computed anew.
+    `steps` is how many steps there were, and `was_rejected` whether the last step was rejected. After a rejected step
+    everything is due.
 
     ```python
     import jax.numpy as jnp
@@ -63,7 +63,7 @@ class Schedule(NamedTuple):
 
 
 class AbstractStructure(eqx.Module):
-    """A way to represent the metric: from what a step measures on a fraction of its batches, to a solve.
+    """Base class of structures: estimate the metric from batches, store it between steps, and solve with it.
 
     ```python
     import equinox as eqx
@@ -125,7 +125,7 @@ class AbstractStructure(eqx.Module):
     def update(
         self, state: PyTree, points: Sequence[TermPoint], key: Key | None, schedule: Schedule, is_good: Bool[Array, ""]
     ) -> PyTree:
-        """The state with what this step measures, if it is good."""
+        """The state updated by this batch; unchanged if `is_good` is false."""
 
     @abstractmethod
     def mean_eigenvalue(self, state: PyTree, points: Sequence[TermPoint], key: Key | None) -> Scalar:

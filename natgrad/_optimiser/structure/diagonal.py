@@ -21,10 +21,11 @@ class Diagonal(AbstractStructure):
 
     **Arguments:**
 
-    - `decay`: of the running average.
-    - `update_every`: how many steps apart it is measured.
-    - `batch_fraction`: on which fraction of every batch; examples take turns.
-    - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
+    - `decay`: decay of the running average, default 0.95.
+    - `update_every`: number of steps between two measurements, default 1.
+    - `batch_fraction`: fraction of the batch that the diagonal is measured on, default 1.0; other examples at every
+      step.
+    - `num_samples`: number of cotangents drawn for every example, default 1. Without a key, backward passes are exact.
 
     ```python
     import jax

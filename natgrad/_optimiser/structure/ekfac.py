@@ -34,7 +34,7 @@ class EKFAC(AbstractFactoredStructure):
     r"""Eigenvalue-corrected Kronecker factors (see `ekfac`), averaged over steps.
 
     Eigenvectors of averaged factors, computed now and then, and in them the second moments of gradients, averaged over
-    steps. Damping is the damping of the step.
+    steps. The current damping is used at every step, also between refreshes.
 
     **Arguments:**
 

@@ -36,7 +36,7 @@ class Exact(AbstractStructure):
 
     - `solver`: `CG()`, which starts from the last solution, `SampleSpace()`, `Cholesky()`, `PseudoInverse()`, or any
       solver of lineax; by default `Auto()`, which picks by sizes.
-    - `batch_fraction`: on which fraction of every batch the metric is measured; examples take turns.
+    - `batch_fraction`: fraction of the batch that the metric is measured on, default 1.0; other examples at every step.
 
     ```python
     import jax
@@ -121,15 +121,15 @@ class InnerSolve(AbstractStructure):
     r"""Minimises the loss of the linearised model by a few steps of an optimiser of optax.
 
     $d \mapsto \ell(f(w) + J d)$, instead of solving with its quadratic approximation: Gauss-Newton without a matrix.
-    The loss stays as it is, convex for all usual ones, and few steps from $d = 0$ do what damping does elsewhere, so
-    there is none by default.
+    The loss itself is kept, without a quadratic approximation. Few steps from $d = 0$ act like damping, so `NoDamping()`
+    is the default.
 
     **Arguments:**
 
-    - `optimiser`: of optax, started anew for every step; by default `optax.adam(1e-2)`.
-    - `num_steps`: of it, each for one tangent and one cotangent pass.
-    - `batch_fraction`: on which fraction of every batch the linearised loss is measured; examples take turns. Its
-      gradient at $d = 0$ is the gradient of the whole batch in any case.
+    - `optimiser`: optimiser of optax, initialised anew at every step, default `optax.adam(1e-2)`.
+    - `num_steps`: number of its steps, default 20. Each costs one Jacobian-vector and one vector-Jacobian product.
+    - `batch_fraction`: fraction of the batch that the linearised loss is measured on, default 1.0; other examples at
+      every step. Its gradient at $d = 0$ is the gradient of the whole batch in any case.
 
     ```python
     import jax

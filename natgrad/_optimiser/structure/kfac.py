@@ -22,9 +22,12 @@ from natgrad._optimiser.structure.factored import AbstractFactoredStructure, blo
 
 
 class KFACState(NamedTuple):
-    """The running averages of the metric and of the traces of its factors; its inverse or its eigenvectors, as of the
-    last refresh; the units of parameters in which that is; and how often a block could not be inverted, and which are
-    older than they should be."""
+    """The metric between steps.
+
+    - `average`, `traces`: running averages of the metric and of the traces of its factors.
+    - `inverse`: the inverse of the last refresh, or its eigenvectors; `units`: scale of every parameter in which it is
+      stored, with relative damping.
+    - `failures`: how often the inverse of a block was not finite; `is_stale`: blocks whose last inversion failed."""
 
     average: RunningState
     traces: RunningState
@@ -39,16 +42,17 @@ class KFAC(AbstractFactoredStructure):
 
     **Arguments:**
 
-    - `decay`: of the running average.
-    - `refresh_every`: how many steps an inverse is used for. At the start it is computed more often, after 1, 2, 4 ...
-      steps.
-    - `update_every`: how many steps apart the factors are measured.
-    - `batch_fraction`: on which fraction of every batch; examples take turns.
+    - `decay`: decay of the running average, default 0.95.
+    - `refresh_every`: number of steps that an inverse is used for, default 10. It is computed more often at the start,
+      after 1, 2, 4 ... steps, and again after a rejected step.
+    - `update_every`: number of steps between two measurements of the factors, default 1.
+    - `batch_fraction`: fraction of the batch that the factors are measured on, default 1.0; other examples at every
+      step.
     - `stagger`: whether to invert some blocks at every step instead of all at once, so that steps take equal time.
     - `factored`: whether damping is added to the factors, or to their product by way of eigenvectors, which is slower
       but follows the damping between refreshes. Without any damping it is always the latter.
-    - `num_samples`: how many cotangents are drawn for every example. Without a key, backward passes are exact.
-    - `blocks`: what blocks are made of, `BlockRules(...)`.
+    - `num_samples`: number of cotangents drawn for every example, default 1. Without a key, backward passes are exact.
+    - `blocks`: options for the structure of the blocks, default `BlockRules()`.
 
     ```python
     import jax.numpy as jnp
