@@ -88,7 +88,8 @@ def ekfac(
     r"""The metric in the eigenvectors of K-FAC, with second moments of gradients for eigenvalues (EKFAC).
 
     In the Frobenius norm it is at least as close to the exact blocks as K-FAC with the same eigenvectors and
-    cotangents, and its trace is the trace of the exact blocks. Costs K-FAC, one decomposition a factor, and as much again for the second moments.
+    cotangents, and its trace is the trace of the exact blocks. Costs K-FAC, one decomposition a factor, and as much
+    again for the second moments.
 
     **Arguments:**
 

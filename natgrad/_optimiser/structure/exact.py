@@ -121,8 +121,8 @@ class InnerSolve(AbstractStructure):
     r"""Minimises the loss of the linearised model by a few steps of an optimiser of optax.
 
     $d \mapsto \ell(f(w) + J d)$, instead of solving with its quadratic approximation: Gauss-Newton without a matrix.
-    The loss itself is kept, without a quadratic approximation. Few steps from $d = 0$ act like damping, so `NoDamping()`
-    is the default.
+    The loss itself is kept, without a quadratic approximation. Few steps from $d = 0$ act like damping, so
+    `NoDamping()` is the default.
 
     **Arguments:**
 
