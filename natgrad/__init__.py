@@ -134,7 +134,7 @@ from natgrad._optimiser.structure.base import Schedule as Schedule
 from natgrad._optimiser.structure.diagonal import Diagonal as Diagonal
 from natgrad._optimiser.structure.ekfac import EKFAC as EKFAC
 from natgrad._optimiser.structure.exact import Exact as Exact
-from natgrad._optimiser.structure.exact import InnerSolve as InnerSolve
+from natgrad._optimiser.structure.inner_solve import InnerSolve as InnerSolve
 from natgrad._optimiser.structure.kfac import KFAC as KFAC
 from natgrad._optimiser.term import Term as Term
 from natgrad._optimiser.term import Terms as Terms

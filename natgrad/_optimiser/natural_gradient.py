@@ -204,10 +204,10 @@ class NaturalGradient(eqx.Module):
         return self.structure.report(state.structure)
 
     def _advance(
-        self, params: PyTree, fixed: PyTree, given: PyTree | None, state: State, batch: Any, key: Key | None
+        self, params: PyTree, fixed: PyTree, external_gradient: PyTree | None, state: State, batch: Any, key: Key | None
     ) -> tuple[Flat, Flat, State, Info]:
         """The parameters before and after the step, as vectors, the new state, and what happened."""
-        measurement = self._measure(params, self._cost(fixed, batch), given, state)
+        measurement = self._measure(params, self._cost(fixed, batch), external_gradient, state)
         solved = self._solve(measurement, state, key)
         expansion = measurement.expansion._replace(damping=solved.entries)
         search = Search(solved.natural, state.last, self.momentum.coefficient(state.steps), state.rule)
@@ -217,13 +217,13 @@ class NaturalGradient(eqx.Module):
         after, state, info = self._conclude(measurement, solved, proposal, is_diverging, state)
         return expansion.w, after, state, info._replace(aux=aux_of(self.terms, eqx.combine(params, fixed), batch))
 
-    def _measure(self, params: PyTree, cost: Cost, given: PyTree | None, state: State) -> Measurement:
+    def _measure(self, params: PyTree, cost: Cost, external_gradient: PyTree | None, state: State) -> Measurement:
         """One forward and one backward pass: the cost around the parameters, and whether the batch can be used."""
         point = self._cost_point(cost, params, state.steps)
         loss, gradient = point.value_and_gradient()
         # Everything from here on is done with vectors: one operation instead of one for every parameter.
         w, unflatten = _tree.flatten(params)
-        g = (gradient if given is None else _tree.flatten(given)[0]).astype(w.dtype)
+        g = (gradient if external_gradient is None else _tree.flatten(external_gradient)[0]).astype(w.dtype)
         matrix = damping_matrix(self.damping, None, self.penalty, params)
         penalties = jnp.asarray(matrix.penalties(), w.dtype)
         penalty = lambda w: (dot(w, penalties * w) / 2).astype(loss.dtype)
