@@ -94,11 +94,12 @@ def combinations():
         "sum": total,
         "units": RescaledMetric(total, scales),
         "restriction": total.restrict({"w": True, "b": False, "v": True}),
+        "condition": total.restrict(lambda leaf: leaf.ndim == 2),
     }
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["many", "multiple", "sum", "units", "restriction"])
+@pytest.mark.parametrize("name", ["many", "multiple", "sum", "units", "restriction", "condition"])
 @pytest.mark.parametrize("limit", [None, 100])
 def test_matrices_rows_and_kernels_of_combinations_agree_with_products(name, limit, monkeypatch):
     """Also where rows are too many to be held at once."""

@@ -61,22 +61,24 @@ def test_other_numbers_compile_nothing():
     assert len(traces) == 2
 
 
-def test_other_weights_of_terms_and_tolerances_of_solvers_compile_nothing():
+def test_other_weights_of_terms_compile_nothing():
     params, batch = classifier_problem()
     step, traces = counted()
     ends = []
-    for weight, rtol in ((0.5, 1e-3), (2.0, 1e-1)):
+    for weight in (0.5, 2.0):
         terms = ng.Terms(
             heavy=ng.Term(classifier, ng.Categorical(), weight), light=ng.Term(classifier, ng.Categorical())
         )
-        opt = ng.NaturalGradient(terms, structure=ng.Exact(ng.CG(rtol, max_steps=30)), damping=ng.ConstantDamping(0.1))
+        opt = ng.NaturalGradient(
+            terms, structure=ng.Exact(ng.CG(1e-12, max_steps=200)), damping=ng.ConstantDamping(0.1)
+        )
         batches = {"heavy": batch, "light": batch}
         found, _, info = step(opt, params, opt.init(params, batches), batches)
         ends.append(found)
         single = ng.NaturalGradient(
             classifier,
             ng.Categorical(),
-            ng.Exact(ng.CG(rtol, max_steps=30)),
+            ng.Exact(ng.CG(1e-12, max_steps=200)),
             ng.ConstantDamping(0.1 / (1 + weight)),
         )
         expected, _, alone = jax.jit(single.step)(params, single.init(params, batch), batch)

@@ -356,7 +356,7 @@ class RestrictedMetric(AbstractDerivedMetric):
         rows = self.root_size
         if rows is None or rows * self.metric.in_size() > MAX_ROW_ENTRIES:
             return AbstractMetric.root_rows(self)
-        return self.metric.root_rows()[:, self._selected()]
+        return self.metric.root_rows()[:, self._selected()].astype(self._dtype)
 
     def diagonal(self):
         return self._select(self.metric.diagonal())
@@ -376,9 +376,10 @@ class RestrictedMetric(AbstractDerivedMetric):
     def _selected(self) -> np.ndarray:
         """The places of the selected parameters in a flat vector of all."""
         leaves, treedef = jax.tree.flatten(self.metric.in_structure())
+        kept = treedef.flatten_up_to(self.in_structure())
         ends = np.cumsum([_tree.size(leaf) for leaf in leaves])
         places = [np.arange(end - _tree.size(leaf), end) for end, leaf in zip(ends, leaves, strict=True)]
-        return np.concatenate(jax.tree.leaves(self._select(jax.tree.unflatten(treedef, places))))
+        return np.concatenate([place for place, leaf in zip(places, kept, strict=True) if leaf is not None])
 
 
 def chunk_size(size: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
 from natgrad import _tree
-from natgrad._check import as_number, caller, public
+from natgrad._check import as_number, caller, check_number, public
 from natgrad._model import check_params
 from natgrad._online.precision import AbstractPrecision, DensePrecision
 from natgrad._optimiser.cost import Cost, Pass, term_on_batch
@@ -132,12 +132,11 @@ class OnlineNaturalGradient(eqx.Module):
                 f"{prior_precision}."
             )
         self.prior_precision = {path: as_number(value) for path, value in by_path.items()}
-        if not _is_number(forget) or not 0 < forget <= 1:
-            raise ValueError(f"{caller()} needs `forget` to be a number above 0 and at most 1, but got {forget}.")
-        if not _is_number(process_noise) or not process_noise >= 0:
-            raise ValueError(f"{caller()} needs `process_noise` to be a number of at least 0, but got {process_noise}.")
+        check_number(forget, "`forget`", above=0, most=1)
+        check_number(process_noise, "`process_noise`", least=0)
         # Without noise a step is cheaper, so zero is part of the program.
-        self.forget, self.process_noise = as_number(forget), as_number(process_noise) if process_noise else 0.0
+        has_noise = not (isinstance(process_noise, int | float) and process_noise == 0)
+        self.forget, self.process_noise = as_number(forget), as_number(process_noise) if has_noise else 0.0
 
     @compilable
     @public

@@ -15,7 +15,15 @@ from natgrad._check import are_met, caller, is_concrete, show
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._optimiser.objective import AbstractObjective
 from natgrad._optimiser.term import Term
-from natgrad._point.batch import Batch, check_weights, inverse_or_zero, spread, with_counted
+from natgrad._point.batch import (
+    Batch,
+    at_most_one,
+    check_weights,
+    inverse_or_zero,
+    largest_of_examples,
+    spread,
+    with_counted,
+)
 from natgrad._point.point import OutputMap, Point
 from natgrad._point.probe import probe
 from natgrad._program.trace import trace_example
@@ -64,9 +72,8 @@ class BatchTerm(NamedTuple):
         for _ in range(weights.ndim):
             function = jax.vmap(function)
         values = _numbers(function(z, other), weights.ndim)
-        most = self.batch.example_weights
-        assert most is not None
-        share = weights.astype(values.dtype) * spread(inverse_or_zero(most.astype(values.dtype)), weights)
+        weights = at_most_one(weights.astype(values.dtype))
+        share = weights * spread(inverse_or_zero(largest_of_examples(weights)), weights)
         return jnp.sum(jnp.where(is_counted, share * values, 0.0).reshape(len(values), -1), axis=1)
 
     def are_valid(self, z: Output) -> Bool[Array, "N ..."]:
@@ -158,12 +165,6 @@ class TermPoint(NamedTuple):
             return jnp.mean(jax.vmap(_tree.vdot)(u, v))
 
         return jax.vmap(lambda u: jax.vmap(lambda v: product(u, v))(covectors))(tangents)
-
-    def is_inside(self) -> Bool[Array, ""]:
-        """Whether the geometry is defined at all outputs that count."""
-        are_inside = jax.vmap(self.batch_term.term.objective.contains)(self.z)
-        weights = self.batch_term.batch.example_weights
-        return jnp.all(are_inside if weights is None else are_inside | (weights == 0))
 
     def divergence(self, params: PyTree) -> Scalar:
         """How far the outputs are from the outputs at other parameters, in the geometry."""
@@ -274,15 +275,14 @@ class CostPoint(NamedTuple):
         return jnp.any(jnp.stack(known)) if known else jnp.array(False)
 
     def is_valid(self) -> Bool[Array, ""]:
-        """Whether every target is one that its objective can have, and every output inside the domain."""
+        """Whether every target is one that its objective can have."""
 
         def are_valid(term: BatchTerm, z: Output) -> Bool[Array, ""]:
             like = jax.tree.map(lambda leaf: jnp.zeros((term.batch.size, *leaf.shape[1:]), leaf.dtype), z)
             return jnp.all(term.are_valid(like))
 
         pairs = zip(self.cost.terms, self.points, strict=True)
-        targets = [are_valid(term, point.z) for term, point in pairs]
-        return jnp.all(jnp.stack([*targets, *(point.is_inside() for point in self.points)]))
+        return jnp.all(jnp.stack([are_valid(term, point.z) for term, point in pairs]))
 
     def has_weight(self) -> Bool[Array, ""]:
         """Whether some batch has a positive weight, and each such batch also in the fraction used for the metric."""

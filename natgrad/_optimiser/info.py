@@ -62,11 +62,10 @@ class STEP_RESULTS(RESULTS):  # pyright: ignore[reportGeneralTypeIssues]
         "from examples one by one."
     )
     invalid_batch = (
-        "A target is invalid (a label below 0 or not below the number of classes, NaN), an output of the model is "
-        "outside the domain of the geometry of its `Objective`, a weight is negative or not finite, or all weights are "
-        "zero (in the batch, or in the fraction of it that `batch_fraction` or `micro_batches` selects for the "
-        "metric), so the step was not taken. Call `opt.step` outside `jit` to see which example it is. A weight "
-        "of zero, or `Likelihood(family, ignore_label=...)`, leaves examples out."
+        "A target is invalid (a label below 0 or not below the number of classes, NaN), a weight is negative or not "
+        "finite, or all weights are zero (in the batch, or in the fraction of it that `batch_fraction` or "
+        "`micro_batches` selects for the metric), so the step was not taken. Call `opt.step` outside `jit` to see "
+        "which example it is. A weight of zero, or `Likelihood(family, ignore_label=...)`, leaves examples out."
     )
 
 

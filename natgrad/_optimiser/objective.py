@@ -33,11 +33,6 @@ class AbstractObjective(eqx.Module):
         del z, y
         return []
 
-    def contains(self, z: Output) -> Bool[Array, ""]:
-        """Whether the geometry is defined at an output, where the loss does not tell by not being finite."""
-        del z
-        return jnp.array(True)
-
     def counted(self, y: PyTree) -> Bool[Array, "..."] | None:
         """Which targets count, for a batch of them; `None` for all."""
         del y
@@ -89,10 +84,6 @@ class Objective(AbstractObjective):
     @property
     def geometry(self):
         return self._geometry
-
-    def contains(self, z):
-        is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(z)]))
-        return ~is_finite | self._geometry._contains(_tree.at_least_float32(z))
 
 
 class LeastSquares(AbstractObjective):

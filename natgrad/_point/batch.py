@@ -84,14 +84,14 @@ class Batch(eqx.Module):
         weights = self.example_weights
         if weights is None:
             return jnp.mean(values)
-        weights = _at_most_one(weights.astype(values.dtype))
+        weights = at_most_one(weights.astype(values.dtype))
         return jnp.sum(weights * values) * inverse_or_zero(jnp.sum(weights))
 
     def relative_weights(self) -> Weights | None:
         """The weights, divided so that examples count on average once."""
         if self.weights is None:
             return None
-        weights = _at_most_one(self.weights)
+        weights = at_most_one(self.weights)
         return weights * inverse_or_zero(jnp.mean(largest_of_examples(weights)))
 
     def with_weights(self, weights: Weights | None) -> "Batch":
@@ -146,13 +146,13 @@ def largest_of_examples(weights: Weights) -> Float[Array, " N"]:
     return jnp.max(weights.reshape(len(weights), -1), axis=1)
 
 
-def _at_most_one(weights: Weights) -> Weights:
-    """Weights in the same ratios, whose sums cannot overflow."""
+def at_most_one(weights: Weights) -> Weights:
+    """Weights in the same ratios, whose sums cannot overflow; NaN if one is negative, where that cannot be refused."""
     # By a power of two: XLA multiplies by one over the largest weight instead of dividing, and on CPUs it has no
     # denormal numbers, so that `weights / max(weights)` is zero for weights of 3e38 (JAX 0.10.1). Reproduced by
     # `test_dividing_by_a_large_number_gives_zero`.
     _, exponent = jnp.frexp(jax.lax.stop_gradient(jnp.max(weights)))
-    return jnp.ldexp(weights, -exponent)
+    return jnp.where(jnp.any(weights < 0), jnp.nan, jnp.ldexp(weights, -exponent))
 
 
 def inverse_or_zero(total: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -15,7 +15,16 @@ from natgrad._compile import compiled
 from natgrad._geometry.base import AbstractGeometry
 from natgrad._geometry.bregman import LossGeometry
 from natgrad._model import check_params, finite, without_aux
-from natgrad._point.batch import Batch, as_examples, check_weights, refuse_mask, refuse_weights, weigh
+from natgrad._point.batch import (
+    Batch,
+    Weights,
+    as_examples,
+    check_weights,
+    largest_of_examples,
+    refuse_mask,
+    refuse_weights,
+    weigh,
+)
 from natgrad._point.per_example import PerExample
 from natgrad._point.point import OutputMap, Point
 from natgrad._point.probe import check_model
@@ -105,26 +114,25 @@ def check_outputs_in(geometry: AbstractGeometry | LossGeometry | None, z: Output
         def at(number):
             return _tree.take((_tree.at_least_float32(z), batch.y), number)
 
-        first, target = at(0)
-        if batch.weights is not None and batch.weights.ndim > 1:
-            check_weights(batch.weights, z)
-            check_positions(geometry.at(target) if isinstance(geometry, LossGeometry) else geometry, first, batch)
+        weights = batch.weights
+        heaviest = 0 if weights is None else int(jnp.argmax(largest_of_examples(weights)))
+        output, target = at(heaviest)
         if isinstance(geometry, LossGeometry):
-            return geometry.at(target)._check(first, caller())
-        are_inside = jax.vmap(geometry._contains)(_tree.at_least_float32(z))
-        if batch.example_weights is not None:
-            are_inside = are_inside | (jnp.asarray(batch.example_weights) == 0)
-        number = int(jnp.argmin(are_inside))
-        if number == 0:
-            geometry._check(at(0)[0], caller())
-        elif not are_inside[number]:
-            geometry._check(at(number)[0], f"{caller()}: example {number}")
+            geometry.at(target)._check(output, caller())
+        else:
+            are_inside = jax.vmap(geometry._contains)(_tree.at_least_float32(z))
+            are_counted = jnp.array(True) if weights is None else largest_of_examples(weights) > 0
+            are_outside = ~are_inside & are_counted
+            if jnp.any(are_outside):
+                number = int(jnp.argmax(are_outside))
+                geometry._check(at(number)[0], f"{caller()}: example {number}" if number else caller())
+        if weights is not None and weights.ndim > 1:
+            check_weights(weights, z)
+            check_positions(geometry.at(target) if isinstance(geometry, LossGeometry) else geometry, output, weights)
 
 
-def check_positions(geometry: AbstractGeometry, z: Output, batch: Batch) -> None:
+def check_positions(geometry: AbstractGeometry, z: Output, weights: Weights) -> None:
     """Refuse weights of positions that the geometry of an output does not treat one by one, such as its classes."""
-    weights = batch.weights
-    assert weights is not None
     shape = weights.shape[1:]
     # A tangent at one position: a metric that treats positions one by one keeps it there.
     at_first = jnp.zeros(math.prod(shape)).at[0].set(1.0).reshape(shape)

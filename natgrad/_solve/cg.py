@@ -7,7 +7,6 @@ import lineax as lx
 from jaxtyping import PyTree
 
 from natgrad import _tree
-from natgrad._check import number
 from natgrad._solve.base import AbstractSolver, DampedMetric, Flat
 from natgrad._vector import Vector, untyped
 
@@ -36,7 +35,7 @@ class CG(AbstractSolver):
     ```
     """
 
-    rtol: Any = number(1e-6)
+    rtol: float = 1e-6
     max_steps: int | None = None
     preconditioner: Any = None
     initial: PyTree = None

@@ -1,12 +1,9 @@
 """Direct solvers: Cholesky factors or eigenvalues of the whole matrix, division by the diagonal, inverses of blocks."""
 
-from typing import Any
-
 import jax.numpy as jnp
 import lineax as lx
 
 from natgrad import _linalg, _tree
-from natgrad._check import number
 from natgrad._metric.block_metric import BlockMetric
 from natgrad._solve.base import AbstractSolver, success_if
 
@@ -56,7 +53,7 @@ class PseudoInverse(AbstractSolver):
     ```
     """
 
-    rtol: Any = number(None)
+    rtol: float | None = None
 
     def init(self, operator, options):
         return _linalg.eigh(operator.as_matrix())
