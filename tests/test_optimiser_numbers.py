@@ -78,7 +78,7 @@ def test_other_weights_of_terms_compile_nothing():
         single = ng.NaturalGradient(
             classifier,
             ng.Categorical(),
-            ng.Exact(ng.CG(1e-12, max_steps=200)),
+            exact,
             ng.ConstantDamping(0.1 / (1 + weight)),
         )
         expected, _, alone = jax.jit(single.step)(params, single.init(params, batch), batch)
