@@ -69,9 +69,8 @@ def test_other_weights_of_terms_compile_nothing():
         terms = ng.Terms(
             heavy=ng.Term(classifier, ng.Categorical(), weight), light=ng.Term(classifier, ng.Categorical())
         )
-        opt = ng.NaturalGradient(
-            terms, structure=ng.Exact(ng.CG(1e-12, max_steps=200)), damping=ng.ConstantDamping(0.1)
-        )
+        exact = ng.Exact(ng.CG(1e-12, max_steps=200))
+        opt = ng.NaturalGradient(terms, structure=exact, damping=ng.ConstantDamping(0.1))
         batches = {"heavy": batch, "light": batch}
         found, _, info = step(opt, params, opt.init(params, batches), batches)
         ends.append(found)
