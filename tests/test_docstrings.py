@@ -69,6 +69,7 @@ def test_first_lines_stand_alone():
 
 
 @pytest.mark.float32
+@pytest.mark.sample(60)
 @pytest.mark.users_defaults
 @pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - NOT_RUN))
 def test_examples_run(name):

@@ -377,9 +377,8 @@ class RestrictedMetric(AbstractDerivedMetric):
         """The places of the selected parameters in a flat vector of all."""
         leaves, treedef = jax.tree.flatten(self.metric.in_structure())
         kept = treedef.flatten_up_to(self.in_structure())
-        ends = np.cumsum([_tree.size(leaf) for leaf in leaves])
-        places = [np.arange(end - _tree.size(leaf), end) for end, leaf in zip(ends, leaves, strict=True)]
-        return np.concatenate([place for place, leaf in zip(places, kept, strict=True) if leaf is not None])
+        sizes = [_tree.size(leaf) for leaf in leaves]
+        return np.flatnonzero(np.repeat([leaf is not None for leaf in kept], sizes))
 
 
 def chunk_size(size: int) -> int:

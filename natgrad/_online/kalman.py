@@ -113,7 +113,7 @@ class OnlineNaturalGradient(eqx.Module):
         objective: Any,
         *,
         prior_precision: Any = 1.0,
-        precision: AbstractPrecision | None = None,
+        precision: Any = None,
         forget: Any = 1.0,
         process_noise: Any = 0.0,
         has_aux: bool = False,
